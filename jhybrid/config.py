@@ -24,7 +24,7 @@ def require(condition: bool, field: str, value: object, expected: str) -> None:
 
 @dataclass(frozen=True)
 class LinearAttentionConfig:
-    """Gated DeltaNet (`gdn`, one decay per value head) or Kimi Delta Attention (`kda`, per channel).
+    """Gated DeltaNet (`gdn`, a decay per value head) or Kimi Delta Attention (`kda`, per channel).
 
     `gate` "softplus": g = -exp(A_log) softplus(z + dt_bias); "safe": g = lower_bound *
     sigmoid(exp(A_log) (z + dt_bias)). `beta_scale` 2 allows negative eigenvalues (OLMo-Hybrid).
@@ -56,9 +56,7 @@ class LinearAttentionConfig:
         )
         require(self.conv_size >= 2, "conv_size", self.conv_size, "at least 2")
         if self.kind == "kda":
-            require(
-                heads == self.key_heads, "value_heads", heads, f"key_heads ({self.key_heads})"
-            )
+            require(heads == self.key_heads, "value_heads", heads, f"key_heads ({self.key_heads})")
             require(self.low_rank is not None, "low_rank", self.low_rank, "a width for KDA")
 
     @property
