@@ -48,7 +48,7 @@ class Batch:
 class BatchSpec:
     """What a batch holds; the same spec always gives the same batch."""
 
-    seed: int
+    seed: tuple[int, ...]
     length: int
     rows: int
     mix: tuple[tuple[str, float], ...]  # task and its share of the rows

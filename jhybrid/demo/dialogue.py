@@ -35,10 +35,11 @@ from .wording import (
 class Chat:
     """Adds turns to a row."""
 
-    def __init__(self, row: RowBuilder, rng: Rng) -> None:
+    def __init__(self, row: RowBuilder) -> None:
         self.row = row
-        if chance(rng, 0.25):
-            self._open("system").add(pick(rng, qa.SYSTEMS)).add(IM_END).add("\n")
+
+    def system(self, text: str) -> None:
+        self._open("system").add(text).add(IM_END).add("\n")
 
     def user(self, text: str) -> None:
         self._open("user").add(text).add(IM_END).add("\n")
@@ -56,11 +57,18 @@ class Chat:
         return self.row.add(IM_START).add(f"{role}\n")
 
 
+def _new_chat(row: RowBuilder, rng: Rng) -> Chat:
+    chat = Chat(row)
+    if chance(rng, 0.25):
+        chat.system(pick(rng, qa.SYSTEMS))
+    return chat
+
+
 def dialogue(rng: Rng, corpus: Corpus, size: int) -> Row:
     """Conversations one after another until the row is full."""
     row = RowBuilder(size)
     while row.room > 0:
-        chat = Chat(row, rng)
+        chat = _new_chat(row, rng)
         kind = rng.random()
         if kind < 0.40:
             _story_chat(chat, rng, corpus)
@@ -77,7 +85,7 @@ def dialogue(rng: Rng, corpus: Corpus, size: int) -> Row:
 def chat_recall(rng: Rng, corpus: Corpus, size: int) -> Row:
     """One conversation as long as the row: a text with hidden facts, and questions about them."""
     row = RowBuilder(size)
-    chat = Chat(row, rng)
+    chat = _new_chat(row, rng)
     known = facts(rng, 1 if chance(rng, 0.5) else between(rng, 1, max(1, min(6, size // 150))))
     asked = [known[i] for i in rng.permutation(len(known))[: between(rng, 1, 3)]]
     told = [statement(rng, fact) for fact in known]
@@ -104,7 +112,9 @@ def chat_recall(rng: Rng, corpus: Corpus, size: int) -> Row:
 def _recall_turn(rng: Rng, phrase: str, possessive: str, value: str) -> tuple[str, str]:
     form = rng.random()
     if form < 0.25:
-        end = pick(rng, ("Answer with the number only.", "Just the number, please.", "Only digits."))
+        end = pick(
+            rng, ("Answer with the number only.", "Just the number, please.", "Only digits.")
+        )
         return f"What is {phrase}? {end}", value
     name = possessive if form > 0.85 and not possessive.startswith("your ") else phrase
     start = pick(rng, ("What is {}?", "What was {}?", "Tell me {}.", "Can you find {}?", "{}?"))
@@ -226,4 +236,3 @@ def _greet(chat: Chat, rng: Rng) -> None:
 def _exchange(chat: Chat, pair: tuple[str, str]) -> None:
     chat.user(pair[0])
     chat.assistant(pair[1])
-

@@ -54,9 +54,13 @@ class RowBuilder:
         self._answers.append((start, self.used))
         return self
 
+    def ids(self) -> np.ndarray:
+        """What was added so far."""
+        return np.concatenate(self._ids)
+
     def text(self) -> str:
         """What was added so far, as text; only for rows without markers."""
-        return bytes(np.concatenate(self._ids).astype(np.uint8)).decode(errors="replace")
+        return bytes(self.ids().astype(np.uint8)).decode(errors="replace")
 
     def finish(self) -> Row:
         """The row. Padding has weight 0; an answer that does not fit whole is no answer."""

@@ -139,7 +139,9 @@ def make_story(rng: Rng) -> Story:
     parts = [_SPACES.sub(" ", p.format(**names)).strip() for p in template.split("##")]
     text = _ARTICLE.sub(r"\1n ", "\n\n".join(parts))
     topics = [topic, f"a {kind}"] if kind not in ("boy", "girl") else [topic, name]
-    topics += [word for word in (f"a {animal}", f"a {thing}", food) if word.split()[-1] in plot_words(text)]
+    topics += [
+        word for word in (f"a {animal}", f"a {thing}", food) if word.split()[-1] in plot_words(text)
+    ]
     return Story(text, tuple(_ARTICLE.sub(r"\1n ", t) for t in topics))
 
 

@@ -127,7 +127,7 @@ def hide(rng: Rng, row: RowBuilder, hay: np.ndarray, sentences: list[str]) -> No
 def recall(rng: Rng, corpus: Corpus, size: int) -> Row:
     """One to eight facts hidden in prose, some of them asked for at the end."""
     most = max(1, min(8, size // 110))
-    known = facts(rng, 1 if chance(rng, 0.4) else between(rng, 1, most))
+    known = facts(rng, 1 if chance(rng, 0.3) else between(rng, 1, most))
     asked = rng.permutation(len(known))[: between(rng, 1, 4)]
     return recall_row(rng, corpus.fiction, size, known, [known[i] for i in asked])
 
@@ -221,31 +221,33 @@ _WRITES = (
 def tracking(rng: Rng, corpus: Corpus, size: int) -> Row:
     """Chains of names: a gets a number, b the value of a, and so on; what is c?"""
     row = RowBuilder(size)
-    start, link, ask = pick(rng, _LINKS)
-    hops, chains = between(rng, 1, 4), between(rng, 1, max(1, min(5, size // 150)))
-    names = [f"{_letters(rng)}{i}" if chance(rng, 0.3) else _letters(rng).upper() for i in range(40)]
-    names = list(dict.fromkeys(names))
-    lines: list[list[str]] = []
-    roots: dict[str, str] = {}
-    for _ in range(chains):
-        value = digits(rng)
-        before, chain = "", []
-        for hop in range(hops + 1):
-            name = names.pop()
-            roots[name] = value
-            chain.append((link if hop else start).format(name=name, before=before, value=value))
-            before = name
-        lines.append(chain)
-    told = _interleave(rng, lines)
-    asked = [list(roots)[i] for i in rng.permutation(len(roots))[: between(rng, 1, 4)]]
-    tail = sum(len(ask.format(name=name)) + len(roots[name]) + 1 for name in asked)
-    spare = size - tail - sum(len(t) + 1 for t in told)
-    if spare > 100 and chance(rng, 0.5):
-        hide(rng, row, haystack(rng, corpus.fiction, between(rng, 40, spare)), told)
-    else:
-        row.add("\n".join(told))
-    for name in asked:
-        row.add(ask.format(name=name)).answer(roots[name]).add(".")
+    while row.room > 200:
+        start, link, ask = pick(rng, _LINKS)
+        names = [_letters(rng).upper() + pick(rng, ("", "", "1", "2")) for _ in range(40)]
+        names = list(dict.fromkeys(names))
+        chains: list[list[str]] = []
+        roots: dict[str, str] = {}
+        hops = between(rng, 1, 4)
+        for _ in range(between(rng, 1, max(1, min(5, row.room // 150)))):
+            value, before, chain = digits(rng), "", []
+            for hop in range(hops + 1):
+                name = names.pop()
+                roots[name] = value
+                line = link if hop else start
+                chain.append(line.format(name=name, before=before, value=value))
+                before = name
+            chains.append(chain)
+        told = _interleave(rng, chains)
+        asked = [list(roots)[i] for i in rng.permutation(len(roots))[: between(rng, 1, 4)]]
+        tail = sum(len(ask.format(name=name)) + len(roots[name]) + 1 for name in asked)
+        spare = row.room - tail - sum(len(t) + 1 for t in told)
+        if spare > 100 and chance(rng, 0.5):
+            hide(rng, row, haystack(rng, corpus.fiction, between(rng, 40, spare)), told)
+        else:
+            row.add("\n".join(told))
+        for name in asked:
+            row.add(ask.format(name=name)).answer(roots[name]).add(".")
+        row.add("\n\n")
     return row.finish()
 
 

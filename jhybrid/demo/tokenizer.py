@@ -16,7 +16,8 @@ from tokenizers import decoders, models, pre_tokenizers
 SPECIAL_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 TAG_TOKENS = ("<think>", "</think>", "<tool_call>", "</tool_call>")
 END_OF_TEXT, IM_START, IM_END = 256, 257, 258
-VOCAB_SIZE = 272  # 263 used; a multiple of 16, so that the embedding cuts over devices
+TOKENS_USED = 263
+VOCAB_SIZE = 272  # a multiple of 16, so that the embedding cuts over devices
 MAX_CONTEXT = 8192
 
 # ChatML. A message's content is text or a list of text parts; it is copied verbatim, which is what
@@ -86,11 +87,11 @@ def write_tokenizer(folder: Path) -> None:
         "temperature": 0.6,
         "top_p": 0.9,
     }
-    _write_json(folder / "tokenizer_config.json", config)
-    _write_json(folder / "generation_config.json", generation)
+    write_json(folder / "tokenizer_config.json", config)
+    write_json(folder / "generation_config.json", generation)
 
 
-def _write_json(path: Path, value: object) -> None:
+def write_json(path: Path, value: object) -> None:
     path.write_text(json.dumps(value, indent=2) + "\n")
 
 

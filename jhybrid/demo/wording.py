@@ -44,7 +44,9 @@ Lily Anna Mia Sara Lucy Emma Zoe Nora Ruby Ella Rosa Clara Alice Jane Molly Dais
 Ines Leila Yuki Priya Olga Freya Greta Marta Nina Eva Lola
 """.split()
 NAMES = BOYS + GIRLS
-PETS = "Rex Spot Whiskers Biscuit Pepper Shadow Luna Coco Ginger Bubbles Pip Socks Mango Tiger".split()
+PETS = (
+    "Rex Spot Whiskers Biscuit Pepper Shadow Luna Coco Ginger Bubbles Pip Socks Mango Tiger".split()
+)
 WORDS = ADJECTIVES + ANIMALS + THINGS + PLACES + FOODS
 
 ATTRIBUTES = """
@@ -89,7 +91,9 @@ class Fact:
 
     @property
     def phrase(self) -> str:
-        return f"the {self.attribute} of {self.subject}" if self.subject else f"the {self.attribute}"
+        return (
+            f"the {self.attribute} of {self.subject}" if self.subject else f"the {self.attribute}"
+        )
 
     @property
     def possessive(self) -> str:
