@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,20 +9,6 @@ from ..config import require
 from .request import RecoveryName
 
 RECOVERIES: tuple[RecoveryName, ...] = ("dense", "zero", "off")
-
-_UNITS = {"": 1, "B": 1}
-for _power, _name in enumerate("KMGT", start=1):
-    _UNITS[f"{_name}iB"] = 1024**_power
-    _UNITS[f"{_name}B"] = 1000**_power
-
-
-def parse_size(text: str | int) -> int:
-    """Bytes of `123`, `64MiB`, `2GiB`, `1.5GB`. ValueError says what is accepted."""
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]i?B|B|)\s*", str(text))
-    if match is None:
-        raise ValueError(f"expected a size such as 1048576, 64MiB or 2GiB, got {text!r}")
-    return int(float(match[1]) * _UNITS[match[2]])
-
 
 @dataclass(frozen=True)
 class EngineConfig:

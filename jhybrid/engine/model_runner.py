@@ -35,6 +35,7 @@ from ..models.hybrid import (
 from ..params import map_specs
 from ..sharding import named_sharding
 from .sampler import (
+    RowParams,
     Sampled,
     SampleMode,
     SamplerRows,
@@ -59,9 +60,9 @@ class Buckets:
     pages: int  # page-table width
 
     def segments(self, tokens: int, sequences: int) -> int:
-        """Segments of a prefill: its interval checkpoints, and three for each sequence
-        (a branch, the end of the prompt, and the rest)."""
-        return -(-tokens // self.checkpoint_interval) + 3 * sequences
+        """Segments of a prefill: its checkpoints on the grid, and four for each sequence (a part of
+        an interval, a branch, the end of the prompt, and the rest)."""
+        return -(-tokens // self.checkpoint_interval) + 4 * sequences
 
 
 def make_buckets(
@@ -191,7 +192,7 @@ class ModelRunner:
 
     def decode(self, rows: np.ndarray, batch: DecodeBatch) -> Array:
         """Run each row's last token (which never left the device); returns hidden rows."""
-        last_token = self.rows.last_token
+        last_token = self.rows.params.last_token
         hidden, self.caches = self._decode(self.params, self.caches, last_token, rows, batch)
         return hidden
 
@@ -215,11 +216,37 @@ class ModelRunner:
             pairs[:, : len(part)] = np.array(part, np.int32).T
             self.caches = self._copy_pages(self.caches, pairs[0], pairs[1])
 
-    def set_row(self, row: int, values: SamplerRows) -> None:
+    def set_row(self, row: int, values: RowParams) -> None:
         self.rows = self._set_row(self.rows, np.int32(row), values)
 
     def set_seen(self, row: int, in_prompt: np.ndarray, counts: np.ndarray) -> None:
         self.rows = self._set_seen(self.rows, np.int32(row), in_prompt, counts)
+
+    @property
+    def vocab(self) -> int:
+        return self.config.vocab_size
+
+    def pool_bytes(self) -> dict[str, int]:
+        """Bytes of each pool over all ranks."""
+        c = self.caches
+        values = 0 if c.values is None else c.values.nbytes
+        return {
+            "kv_pages": c.keys.nbytes + values,
+            "native_slots": c.recurrent.nbytes + c.conv.nbytes,
+        }
+
+    def compilations(self) -> int:
+        """How many shapes have been compiled so far, over all functions."""
+        functions = [
+            self._prefill,
+            self._decode,
+            self._prompt_logprobs,
+            self._copy_pages,
+            self._set_row,
+            self._set_seen,
+            *self._draw.values(),
+        ]
+        return sum(fn._cache_size() for fn in functions)
 
     def warm_up(self) -> Iterator[str]:
         """Compile every function at every bucket by running it on padding; yields what is done."""
@@ -228,8 +255,8 @@ class ModelRunner:
                 last, hidden = self.prefill(self.empty_prefill(tokens, sequences))
                 for mode in SampleMode:
                     self.draw(last, np.full(sequences, -1, np.int32), mode)
+                self.prompt_logprobs(hidden, np.zeros(tokens, np.int32))
                 yield f"prefill {tokens} tokens, {sequences} sequences"
-            self.prompt_logprobs(hidden, np.zeros(tokens, np.int32))
         for size in self.buckets.decode:
             rows = np.full(size, -1, np.int32)
             hidden = self.decode(rows, self.empty_decode(size))
@@ -237,9 +264,9 @@ class ModelRunner:
                 self.draw(hidden, rows, mode)
             yield f"decode {size} sequences"
         self.copy_pages([(-1, -1)])
-        fields = jax.tree.map(lambda x: np.asarray(x[0]), self.rows)
-        self.set_row(0, fields)
-        self.set_seen(0, fields.in_prompt, fields.counts)
+        row = jax.tree.map(lambda x: np.asarray(x[0]), self.rows)
+        self.set_row(0, row.params)
+        self.set_seen(0, row.in_prompt, row.counts)
         jax.block_until_ready((self.caches, self.rows))
         yield "cache movers"
 

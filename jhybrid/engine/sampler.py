@@ -28,8 +28,8 @@ class SampleMode(IntEnum):
 
 
 @struct.dataclass
-class SamplerRows:
-    """Per-row sampling state; R rows, V vocabulary."""
+class RowParams:
+    """What a request says about its draws, and where it is; one entry a row (R rows)."""
 
     last_token: Int32[Array, " R"]
     generated: Int32[Array, " R"]  # tokens drawn so far: the index of the next draw
@@ -45,6 +45,13 @@ class SamplerRows:
     bias_value: Float[Array, "R Bias"]
     banned: Int32[Array, "R Ban"]  # -1: unused
     min_tokens: Int32[Array, " R"]
+
+
+@struct.dataclass
+class SamplerRows:
+    """Sampling state of all rows; V vocabulary. `in_prompt` and `counts` serve penalties only."""
+
+    params: RowParams
     in_prompt: Bool[Array, "R V"]
     counts: Int32[Array, "R V"]  # of each token among those generated
 
@@ -63,7 +70,7 @@ def init_rows(rows: int, vocab: int) -> SamplerRows:
     def zeros(*shape: int, dtype: jnp.dtype | type = jnp.float32) -> Array:
         return jnp.zeros((rows, *shape), dtype)
 
-    return SamplerRows(
+    params = RowParams(
         last_token=zeros(dtype=jnp.int32),
         generated=zeros(dtype=jnp.int32),
         seed=zeros(2, dtype=jnp.uint32),
@@ -78,9 +85,8 @@ def init_rows(rows: int, vocab: int) -> SamplerRows:
         bias_value=zeros(MAX_LOGIT_BIAS),
         banned=zeros(MAX_BANNED, dtype=jnp.int32) - 1,
         min_tokens=zeros(dtype=jnp.int32),
-        in_prompt=zeros(vocab, dtype=jnp.bool_),
-        counts=zeros(vocab, dtype=jnp.int32),
     )
+    return SamplerRows(params, zeros(vocab, dtype=jnp.bool_), zeros(vocab, dtype=jnp.int32))
 
 
 def sample(
@@ -95,47 +101,55 @@ def sample(
     Tokens from `valid_vocab` on are padding of the embedding and are never drawn.
     """
     row = jnp.maximum(rows, 0)
-    here = jax.tree.map(lambda x: x[row], state)
+    here = jax.tree.map(lambda x: x[row], state.params)
     logits = jnp.where(jnp.arange(logits.shape[1]) < valid_vocab, logits, -jnp.inf)
     if mode is SampleMode.FULL:
-        logits = _adjust(logits, here)
+        logits = _adjust(logits, here, state.in_prompt[row], state.counts[row])
     tokens = jnp.argmax(logits, axis=-1).astype(jnp.int32)
     if mode is not SampleMode.GREEDY:
         drawn = jax.vmap(_draw)(logits, here)
         tokens = jnp.where(here.temperature > 0, drawn, tokens)
 
-    target = jnp.where(rows >= 0, rows, state.last_token.shape[0])
-    updates = {
-        "last_token": state.last_token.at[target].set(tokens, mode="drop"),
-        "generated": state.generated.at[target].add(1, mode="drop"),
-    }
+    params = state.params
+    target = jnp.where(rows >= 0, rows, params.last_token.shape[0])
+    params = replace(
+        params,
+        last_token=params.last_token.at[target].set(tokens, mode="drop"),
+        generated=params.generated.at[target].add(1, mode="drop"),
+    )
+    state = replace(state, params=params)
     if mode is not SampleMode.FULL:
-        return replace(state, **updates), Sampled(tokens, None, None, None)
-    updates["counts"] = state.counts.at[target, tokens].add(1, mode="drop")
+        return state, Sampled(tokens, None, None, None)
+    state = replace(state, counts=state.counts.at[target, tokens].add(1, mode="drop"))
     logprobs = jax.nn.log_softmax(logits)
     own = jnp.take_along_axis(logprobs, tokens[:, None], axis=1)[:, 0]
     best, index = jax.lax.top_k(logprobs, min(MAX_LOGPROBS, logits.shape[1]))
-    return replace(state, **updates), Sampled(tokens, own, index, best)
+    return state, Sampled(tokens, own, index, best)
 
 
-def _adjust(logits: Float[Array, "N V"], here: SamplerRows) -> Float[Array, "N V"]:
+def _adjust(
+    logits: Float[Array, "N V"],
+    here: RowParams,
+    in_prompt: Bool[Array, "N V"],
+    counts: Int32[Array, "N V"],
+) -> Float[Array, "N V"]:
     """Bias, then penalties on seen tokens, then tokens banned until min_tokens."""
     size = logits.shape[1]
     line = jnp.arange(logits.shape[0])[:, None]
     at = jnp.where(here.bias_token >= 0, here.bias_token, size)
     logits = logits.at[line, at].add(here.bias_value, mode="drop")
-    seen = here.in_prompt | (here.counts > 0)
+    seen = in_prompt | (counts > 0)
     repetition = here.repetition[:, None]
     punished = jnp.where(logits > 0, logits / repetition, logits * repetition)
     logits = jnp.where(seen, punished, logits)
-    logits -= here.frequency[:, None] * here.counts.astype(jnp.float32)
-    logits -= here.presence[:, None] * (here.counts > 0).astype(jnp.float32)
+    logits -= here.frequency[:, None] * counts.astype(jnp.float32)
+    logits -= here.presence[:, None] * (counts > 0).astype(jnp.float32)
     early = (here.generated < here.min_tokens)[:, None]
     at = jnp.where((here.banned >= 0) & early, here.banned, size)
     return logits.at[line, at].set(-jnp.inf, mode="drop")
 
 
-def _draw(logits: Float[Array, " V"], here: SamplerRows) -> Int32[Array, ""]:
+def _draw(logits: Float[Array, " V"], here: RowParams) -> Int32[Array, ""]:
     """One draw from the truncated distribution, by the Gumbel trick."""
     scaled = logits / jnp.maximum(here.temperature, 1e-6)
     ordered = jnp.sort(scaled, descending=True)
@@ -152,14 +166,10 @@ def _draw(logits: Float[Array, " V"], here: SamplerRows) -> Int32[Array, ""]:
     return jnp.argmax(jnp.where(scaled >= threshold, scaled + noise, -jnp.inf)).astype(jnp.int32)
 
 
-def set_row(state: SamplerRows, row: Int32[Array, ""], values: SamplerRows) -> SamplerRows:
-    """The state with `values` (one row, no leading axis) in a row; its counts are left alone."""
-    fields = {
-        name: getattr(state, name).at[row].set(getattr(values, name))
-        for name in state.__dataclass_fields__
-        if name not in ("in_prompt", "counts")
-    }
-    return replace(state, **fields)
+def set_row(state: SamplerRows, row: Int32[Array, ""], values: RowParams) -> SamplerRows:
+    """The state with `values` (no leading axis) in a row; what the row has seen is left alone."""
+    params = jax.tree.map(lambda rows, value: rows.at[row].set(value), state.params, values)
+    return replace(state, params=params)
 
 
 def set_seen(
