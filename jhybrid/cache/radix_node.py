@@ -39,7 +39,7 @@ class Checkpoint:
     representation: Representation = "dense"
 
 
-@dataclass(eq=False, slots=True)
+@dataclass(eq=False, slots=True, repr=False)
 class Node:
     """Tokens [start, end) below `parent`, the pages that hold their KV, a checkpoint at `end`."""
 
@@ -54,6 +54,10 @@ class Node:
     checkpoint: Checkpoint | None = None
     checkpoint_locks: int = 0  # users of the checkpoint
     attached: bool = True
+
+    def __repr__(self) -> str:  # not the whole tree above and below
+        state = self.checkpoint.representation if self.checkpoint else "no"
+        return f"Node([{self.start}, {self.end}), {state} checkpoint, {self.locks} locks)"
 
     @property
     def end(self) -> int:
