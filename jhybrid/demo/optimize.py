@@ -35,7 +35,7 @@ class TrainState:
     skipped: Array  # int32: steps without an update because the gradient was not finite
 
 
-Step = Callable[[TrainState, Array, Array, Array, Array], tuple[TrainState, Array]]
+Step = Callable[..., tuple[TrainState, Array]]
 
 
 def make_optimizer(config: ModelConfig, preset: Preset) -> optax.GradientTransformation:
