@@ -137,7 +137,7 @@ def card(config: dict[str, Any], log: list[dict[str, Any]]) -> str:
         ),
         skills=_mapping(result.get("skills"), ("task", "exact", "answers"), ("exact", "answers")),
         held_out=_mapping(result.get("held_out_nats_per_byte"), ("text", "nats per byte")),
-        horizons=_horizons(result["initial_horizons"], result.get("horizons")),
+        horizons=_horizons(result.get("initial_horizons", {}), result.get("horizons")),
         temperature=TEMPERATURE,
         samples=_samples(result.get("samples")),
     )

@@ -100,7 +100,15 @@ def evaluate(
     parts["samples"] = lambda: samples(writer, preset, corpus)
     parts["skills"] = lambda: skills(run, params, preset, corpus, next(rngs))
     for name, part in parts.items():
-        yield name, part() if clock.left > 0 else "left out: no time"
+        yield name, _attempt(part) if clock.left > 0 else "left out: no time"
+
+
+def _attempt(part: Callable[[], Any]) -> Any:
+    """The part's result; a fault in one measurement must not cost an unattended run the others."""
+    try:
+        return part()
+    except Exception as error:
+        return f"failed: {error!r}"
 
 
 def recall(
