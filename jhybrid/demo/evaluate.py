@@ -33,7 +33,7 @@ class Writer:
 
     def __init__(self, run: Run, params: ModelParams) -> None:
         self._params = params
-        self._loop = jax.jit(partial(_write, run), static_argnames=("steps", "temperature"))
+        self._loop = jax.jit(partial(_write, run))
         self._tokenizer = build_tokenizer()
 
     def write(
@@ -44,9 +44,7 @@ class Writer:
         lengths = np.array([min(len(p), width - steps) for p in prompts], np.int32)
         for row, prompt, length in zip(ids, prompts, lengths, strict=True):
             row[:length] = prompt[-length:]
-        out = np.asarray(
-            self._loop(self._params, ids, lengths, steps=steps, temperature=temperature)
-        )
+        out = np.asarray(self._loop(self._params, ids, lengths, steps, temperature))
         replies = []
         for row, length in zip(out, lengths, strict=True):
             reply = row[length : length + steps]
@@ -57,17 +55,15 @@ class Writer:
 
 
 def _write(
-    run: Run, params: ModelParams, ids: Array, lengths: Array, *, steps: int, temperature: float
+    run: Run, params: ModelParams, ids: Array, lengths: Array, steps: Array, temperature: Array
 ) -> Array:
+    """`steps` and `temperature` are traced: one program for each shape of `ids`."""
     rows = jnp.arange(ids.shape[0])
 
     def body(step: Array, ids: Array) -> Array:
         scores = run(params, ids)[rows, lengths + step - 1, :TOKENS_USED]
-        if temperature > 0:
-            key = jax.random.fold_in(jax.random.key(0), step)
-            token = jax.random.categorical(key, scores / temperature)
-        else:
-            token = jnp.argmax(scores, axis=-1)
+        noise = jax.random.gumbel(jax.random.fold_in(jax.random.key(0), step), scores.shape)
+        token = jnp.argmax(scores + temperature * noise, axis=-1)
         return ids.at[rows, lengths + step].set(token.astype(ids.dtype))
 
     return lax.fori_loop(0, steps, body, ids)

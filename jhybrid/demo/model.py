@@ -15,7 +15,6 @@ from jaxtyping import Float, Int32
 
 from ..batch import DenseBatch
 from ..config import ModelConfig
-from ..layers.gated_attention import GatedAttentionParams
 from ..layers.gated_delta_net import GatedDeltaNetParams
 from ..layers.linear import project
 from ..layers.norm import rms_norm
@@ -28,7 +27,7 @@ from ..models.hybrid import (
     model_specs,
     sharded,
 )
-from ..params import init_params, map_specs
+from ..params import ParamSpec, map_specs
 from .wording import Rng
 
 HORIZONS = (4.0, 4096.0)  # tokens; spread log-uniformly over the heads of each layer at the start
@@ -36,26 +35,33 @@ FADED = 1e-3  # a horizon is the time in which a state fades to this share
 NOMINAL_GATE_INPUT = -0.3  # the gate input at which static horizons are quoted
 
 
-def initial_params(config: ModelConfig, seed: int, mesh: Mesh) -> ModelParams:
-    """Float32 parameters. Residual branches start small, decay gates spread and nearly static."""
-    params = init_params(model_specs(config), jax.random.key(seed), jnp.float32, mesh)
+def initial_params(config: ModelConfig, seed: int) -> ModelParams:
+    """Float32 parameters. Residual branches start small, decay gates spread and nearly static.
+
+    Made with numpy: the same on every device, and without a compilation for each shape.
+    """
     rng = np.random.default_rng(seed)
-    branch = (2 * len(params.layers)) ** -0.5
-    layers = []
+
+    def one(spec: ParamSpec) -> np.ndarray:
+        match spec.init:
+            case "normal":
+                values = rng.standard_normal(spec.shape, np.float32)
+                return values * np.float32(spec.fan_in**-0.5)
+            case "ones":
+                return np.ones(spec.shape, np.float32)
+            case "decay_bias":
+                return _spread_bias(rng, spec.shape)
+            case _:  # A_log = 0: the bias alone sets the horizon
+                return np.zeros(spec.shape, np.float32)
+
+    params: ModelParams = map_specs(one, model_specs(config))
+    branch = np.float32((2 * len(params.layers)) ** -0.5)
     for layer in params.layers:
-        mixer = layer.mixer
-        if isinstance(mixer, GatedDeltaNetParams):
-            mixer = mixer.replace(  # pyright: ignore[reportAttributeAccessIssue]
-                out=mixer.out * branch,
-                ba=mixer.ba.at[1].multiply(0.1),
-                dt_bias=jnp.asarray(_spread_bias(rng, mixer.dt_bias.shape)),
-            )
-        else:
-            assert isinstance(mixer, GatedAttentionParams)
-            mixer = mixer.replace(out=mixer.out * branch)  # pyright: ignore[reportAttributeAccessIssue]
-        ffn = layer.ffn.replace(down=layer.ffn.down * branch)
-        layers.append(layer.replace(mixer=mixer, ffn=ffn))
-    return params.replace(layers=tuple(layers))
+        layer.mixer.out[...] *= branch
+        layer.ffn.down[...] *= branch
+        if isinstance(layer.mixer, GatedDeltaNetParams):
+            layer.mixer.ba[1] *= 0.1  # the gate's input
+    return jax.tree.map(jnp.asarray, params)
 
 
 def _spread_bias(rng: Rng, shape: tuple[int, ...]) -> np.ndarray:

@@ -7,6 +7,7 @@ the first checkpoint, so that a kill loses at most the time since the last one.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import itertools
 import json
 import os
@@ -106,7 +107,7 @@ def train(
     accelerated = jax.default_backend() != "cpu"
     dtype = jnp.bfloat16 if accelerated else jnp.float32
     optimizer = make_optimizer(config, preset)
-    state = initial_state(initial_params(config, seed, mesh), optimizer)
+    state = initial_state(initial_params(config, seed), optimizer)
     state = jax.device_put(state, replicated(mesh))
     steps = Steps(make_step(config, preset, optimizer, mesh, dtype), state, mesh, preset)
     stream = BatchStream(corpus, spec_maker(preset, clock, steps, seed), workers, preset.ahead)
@@ -173,7 +174,7 @@ class _Window:
         }
         self._tokens, self._steps, self._since = 0, 0, now
         cleared = {"by_task": state.by_task * 0, "grad_norm": state.grad_norm * 0}
-        return state.replace(**cleared), record  # pyright: ignore[reportAttributeAccessIssue]
+        return dataclasses.replace(state, **cleared), record
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -207,7 +208,7 @@ def main(arguments: list[str] | None = None) -> None:
     log.write(start)
     state = train(preset, args.corpus, args.out, clock, args.seed, workers, log)
 
-    before = static_horizons(initial_params(preset.model_config(), args.seed, make_mesh(1)))
+    before = static_horizons(initial_params(preset.model_config(), args.seed))
     log.write({"kind": "evaluation", "initial_horizons": before})
     corpus = Corpus.load(args.corpus)
     for name, value in evaluate(state.params, preset, corpus, clock, args.seed):
