@@ -115,10 +115,11 @@ def recall(
     bounds: tuple[int, int],
     rng: np.random.Generator,
 ) -> dict[str, Any]:
-    """Share of `count` fresh trials in which greedy decoding gives the number."""
-    sizes = rng.integers(bounds[0], bounds[1], count, endpoint=True)
+    """In how many of `count` fresh trials greedy decoding gives the number."""
+    # what hides the number has `bounds` bytes; the number's sentence and the question come on top
+    sizes = rng.integers(bounds[0], bounds[1], count, endpoint=True) + 100
     trials = [TRIALS[name](rng, corpus, int(size)) for size in sizes]
-    width = _whole_chunks(bounds[1] + 128)
+    width = _whole_chunks(bounds[1] + 256)
     steps = 64 if any(trial.anywhere for trial in trials) else 8
     passed, failures = 0, []
     for at in range(0, count, ROWS):

@@ -226,8 +226,8 @@ PRESETS = {
         log_every=20,
         save_seconds=20.0,
         trials=8,
-        trial_bytes=(400, 500),
+        trial_bytes=(300, 400),
         sample_bytes=60,
-        eval_seconds=15.0,
+        eval_seconds=40.0,
     ),
 }

@@ -107,19 +107,20 @@ def haystack(rng: Rng, text: Text, size: int) -> np.ndarray:
 
 
 def gaps(rng: Rng, hay: np.ndarray, count: int) -> np.ndarray:
-    """`count` sorted places in `hay`, spread evenly at random, moved to ends of sentences."""
+    """`count` sorted places in `hay`, evenly at random: ends of sentences, and start and end."""
     ends = np.flatnonzero(np.isin(hay[:-1], encode(".!?")) & (hay[1:] == ord(" "))) + 1
+    places = np.concatenate([[0], ends, [len(hay)]])
     spots = np.floor(rng.random(count) * (len(hay) + 1)).astype(np.int64)
-    if len(ends):
-        spots = ends[np.minimum(np.searchsorted(ends, spots), len(ends) - 1)]
-    return np.sort(spots)
+    after = np.searchsorted(places, spots)
+    nearer = spots - places[np.maximum(after - 1, 0)] < places[after] - spots
+    return np.sort(places[np.where(nearer, after - 1, after)])
 
 
 def hide(rng: Rng, row: RowBuilder, hay: np.ndarray, sentences: list[str]) -> None:
     """Add `hay` with each sentence at a random place in it, in their order."""
-    start = 0
+    start, before = 0, "\n" if chance(rng, 0.15) else " "
     for stop, sentence in zip(gaps(rng, hay, len(sentences)), sentences, strict=True):
-        row.add(hay[start:stop]).add(f" {sentence}")
+        row.add(hay[start:stop]).add(f"{before}{sentence}")
         start = int(stop)
     row.add(hay[start:])
 
