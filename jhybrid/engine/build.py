@@ -23,7 +23,7 @@ from ..models.hybrid import ModelParams, cache_specs, model_specs
 from ..params import count_bytes, init_params
 from ..presets import preset
 from ..sharding import make_mesh
-from ..weights import load_params
+from ..weights import load
 from .config import EngineConfig
 from .engine import Engine
 from .model_runner import ModelRunner, make_buckets
@@ -149,7 +149,9 @@ def size_pools(
     state = engine.state_memory or (int(left * STATE_SHARE) if free is not None else CPU_POOL)
     pages, slots = kv // page_bytes, state // slot_bytes
     least = -(-context // engine.page_size)
-    hint = f"at least {least * page_bytes} bytes for one request of {context} tokens (--max-context)"
+    hint = (
+        f"at least {least * page_bytes} bytes for one request of {context} tokens (--max-context)"
+    )
     require(pages >= least, "kv_memory", kv, hint)
     require(slots >= 1, "state_memory", state, f"at least {slot_bytes} bytes for one state")
     if engine.kv_memory is None:  # more pages than all requests and as many again are never used
@@ -185,7 +187,7 @@ def _default_dtype(mesh: Mesh) -> str:
 def _load(model: Model, config: ModelConfig, mesh: Mesh, dtype: Any) -> ModelParams:
     if model.folder is None:
         return init_params(model_specs(config), jax.random.key(0), dtype, mesh)
-    return load_params(model.folder, config, mesh, dtype)
+    return load(model.folder, config, mesh, dtype)
 
 
 def _free_bytes(mesh: Mesh) -> int | None:
