@@ -101,6 +101,9 @@ def test_logprobs(server):
         ({"messages": []}, "messages"),
         ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content"),
         ({"messages": [USER, {"content": "x"}]}, "messages[1].role"),
+        ({"messages": [{"role": "user", "content": None}]}, "messages[0].content"),
+        ({"messages": [USER, {"role": "system"}]}, "messages[1].content"),
+        ({"messages": {}}, "messages"),
         ({"messages": [{"role": "wizard", "content": "x"}]}, "messages"),
         (
             {"messages": [USER, {"role": "user", "content": [{"type": "image_url"}]}]},
