@@ -1,0 +1,27 @@
+"""Ops of hybrid linear-attention models: arrays in, arrays out, no knowledge of any engine."""
+
+from .causal_conv1d import decode_causal_conv1d, dense_causal_conv1d, ragged_causal_conv1d
+from .gated_delta_rule import (
+    chunk_gated_delta_rule,
+    decode_gated_delta_rule,
+    ragged_gated_delta_rule,
+    recurrent_gated_delta_rule,
+)
+from .paged_attention import decode_paged_attention, ragged_paged_attention, write_pages
+from .ragged import CONTINUE, NO_SLOT, Segments
+
+__all__ = [
+    "CONTINUE",
+    "NO_SLOT",
+    "Segments",
+    "chunk_gated_delta_rule",
+    "decode_causal_conv1d",
+    "decode_gated_delta_rule",
+    "decode_paged_attention",
+    "dense_causal_conv1d",
+    "ragged_causal_conv1d",
+    "ragged_gated_delta_rule",
+    "ragged_paged_attention",
+    "recurrent_gated_delta_rule",
+    "write_pages",
+]

@@ -1,0 +1,27 @@
+"""One table per published model family, found by the outer `model_type` of its config."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+
+from jhybrid.config import ModelConfig, require
+from jhybrid.hf_config import HfConfig
+
+from ..mapping import Table
+from .qwen3_5 import qwen3_5
+
+# A family sees the tensor names because one model is published in several layouts; given no
+# names it describes the layout that exports are written in.
+Family = Callable[[ModelConfig, Collection[str]], Table]
+
+FAMILIES: dict[str, Family] = {
+    "qwen3_5": qwen3_5,
+    "qwen3_5_text": qwen3_5,
+}
+
+
+def family_of(hf_config: HfConfig) -> Family:
+    """The family of a parsed config.json. ValueError naming the ones there are."""
+    kind = hf_config.get("model_type")
+    require(str(kind) in FAMILIES, "model_type", kind, f"one of {sorted(FAMILIES)}")
+    return FAMILIES[str(kind)]

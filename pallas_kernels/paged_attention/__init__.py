@@ -1,0 +1,5 @@
+"""Attention over paged keys and values."""
+
+from .reference import decode_paged_attention, ragged_paged_attention, write_pages
+
+__all__ = ["decode_paged_attention", "ragged_paged_attention", "write_pages"]

@@ -1,0 +1,65 @@
+"""Transforms and rules that several families share."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from jhybrid.config import LinearAttentionConfig
+
+from ..mapping import Rule, Source, Transform
+
+Shape = tuple[int, ...]
+
+
+def reshaped(target: str, shape: Shape, source: str, source_shape: Shape) -> Rule:
+    """The same values in the same order."""
+    transform = Transform(lambda x: x.reshape(shape), lambda p: (p.reshape(source_shape),))
+    return Rule(target, (Source(source, source_shape),), transform)
+
+
+def unchanged(target: str, source: str, shape: Shape) -> Rule:
+    return reshaped(target, shape, source, shape)
+
+
+def zero_centred(target: str, source: str, size: int) -> Rule:
+    """A norm published as w and applied as 1 + w; stored as the multiplier."""
+    one = np.float32(1)
+    transform = Transform(
+        lambda w: w.astype(np.float32) + one, lambda p: (p.astype(np.float32) - one,)
+    )
+    return Rule(target, (Source(source, (size,)),), transform)
+
+
+def stacked(target: str, sources: list[str], shape: Shape, part: Shape) -> Rule:
+    """Tensors of one shape along a new first axis, each then viewed as `shape`."""
+    transform = Transform(
+        lambda *parts: np.stack([x.reshape(shape) for x in parts]),
+        lambda p: tuple(x.reshape(part) for x in p),
+    )
+    return Rule(target, tuple(Source(name, part) for name in sources), transform)
+
+
+def group_rows(parts: list[np.ndarray], groups: int) -> np.ndarray:
+    """[G n_i, ...] each -> [G, sum n_i, ...]: the i-th block of rows of every group together."""
+    return np.concatenate([x.reshape(groups, -1, *x.shape[1:]) for x in parts], axis=1)
+
+
+def ungroup_rows(grouped: np.ndarray, widths: list[int]) -> list[np.ndarray]:
+    """The inverse: [G, sum n_i, ...] -> [G n_i, ...] each."""
+    parts = np.split(grouped, np.cumsum(widths)[:-1], axis=1)
+    return [x.reshape(-1, *x.shape[2:]) for x in parts]
+
+
+def conv_by_key_head(target: str, source: str, c: LinearAttentionConfig) -> Rule:
+    """A depthwise convolution over all q, all k, all v channels -> q | k | v of each key head."""
+    keys, values = c.key_heads * c.key_dim, c.value_heads * c.value_dim
+    widths = [c.key_dim, c.key_dim, c.group * c.value_dim]
+    shape = (2 * keys + values, 1, c.conv_size)
+
+    def forward(x: np.ndarray) -> np.ndarray:
+        return group_rows(np.split(x[:, 0], [keys, 2 * keys]), c.key_heads)
+
+    def inverse(p: np.ndarray) -> tuple[np.ndarray, ...]:
+        return (np.concatenate(ungroup_rows(p, widths))[:, None],)
+
+    return Rule(target, (Source(source, shape),), Transform(forward, inverse))

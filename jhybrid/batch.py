@@ -1,0 +1,64 @@
+"""What a forward pass runs over, and the caches it reads and returns.
+
+Everything a step needs is in one of these batches; the layers match on its type.
+"""
+
+from __future__ import annotations
+
+from flax import struct
+from jax import Array
+from jaxtyping import Float, Int32
+
+from pallas_kernels import Segments
+
+
+@struct.dataclass
+class PrefillBatch:
+    """Sequences packed end to end; sequence n is tokens cu_seqlens[n]:cu_seqlens[n+1].
+
+    `kv_slots` is page * page_size + offset of each token's key and value, -1 where they are not
+    written (padding, or already there). `segments` cuts the same tokens for the recurrent layers.
+    """
+
+    token_ids: Int32[Array, " T"]
+    positions: Int32[Array, " T"]
+    kv_slots: Int32[Array, " T"]
+    cu_seqlens: Int32[Array, " N1"]
+    page_table: Int32[Array, "N P"]
+    segments: Segments
+
+
+@struct.dataclass
+class DecodeBatch:
+    """One token for each of N sequences. Padding rows have position, slots and pages -1."""
+
+    token_ids: Int32[Array, " N"]
+    positions: Int32[Array, " N"]
+    kv_slots: Int32[Array, " N"]
+    page_table: Int32[Array, "N P"]
+    state_slots: Int32[Array, " N"]
+
+
+@struct.dataclass
+class DenseBatch:
+    """B whole sequences of one length, from zero state, no caches: training and analysis."""
+
+    token_ids: Int32[Array, "B T"]
+
+
+Batch = PrefillBatch | DecodeBatch | DenseBatch
+
+
+@struct.dataclass
+class Caches:
+    """All device caches of a model: KV pages of its full layers, state slots of its linear ones.
+
+    A page and a slot hold all layers, so that a prefix and a checkpoint are contiguous rows.
+    `values` is None where keys hold latents that serve as both. Full layer i of the model uses
+    index i among the full layers, a linear layer likewise.
+    """
+
+    keys: Float[Array, "P Lf page Hkv D"]
+    values: Float[Array, "P Lf page Hkv V"] | None
+    recurrent: Float[Array, "S Ll H K V"]
+    conv: Float[Array, "S Ll W C"]

@@ -1,0 +1,142 @@
+"""Gated DeltaNet mixer (Qwen3-Next, Qwen3.5/3.6, OLMo-Hybrid).
+
+    q, k, v = silu(conv(x Wqkv));  g = -exp(A_log) softplus(x Wa + dt_bias);  beta = sigmoid(x Wb)
+    o = gated delta rule;  y = (norm(o) * silu(x Wz)) Wo
+
+Everything is laid out by key head, so that cutting the key heads over ranks cuts the layer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+from jax import Array
+from jaxtyping import Float
+
+from pallas_kernels import (
+    chunk_gated_delta_rule,
+    decode_causal_conv1d,
+    decode_gated_delta_rule,
+    dense_causal_conv1d,
+    ragged_causal_conv1d,
+    ragged_gated_delta_rule,
+)
+
+from ..batch import Batch, Caches, DecodeBatch, DenseBatch, PrefillBatch
+from ..config import LinearAttentionConfig
+from ..params import ParamSpec, scale, weight
+from .linear import project, reduce_project
+from .norm import rms_norm
+
+
+@struct.dataclass
+class GatedDeltaNetParams:
+    """Hk key heads, R value heads each; W = 2K + R V convolved channels a key head."""
+
+    qkvz: Any  # [Hk, W + R V, D]: q | k | v of each value head | z of each value head
+    ba: Any  # [2, Hk, R, D]: beta's logit, decay's input
+    conv: Any  # [Hk, W, J]
+    A_log: Any  # [Hk, R] float32
+    dt_bias: Any  # [Hk, R] float32
+    norm: Any  # [V] float32
+    out: Any  # [D, Hk, R, V]
+
+
+def gated_delta_net_specs(hidden: int, c: LinearAttentionConfig) -> GatedDeltaNetParams:
+    heads, group = (c.key_heads, "key_heads"), (c.group, None)
+    gate_shape, gate_axes = (c.key_heads, c.group), ("key_heads", None)
+    width = c.conv_width + c.group * c.value_dim
+    return GatedDeltaNetParams(
+        qkvz=weight(heads, (width, None), (hidden, None), fan_in=hidden),
+        ba=weight((2, None), heads, group, (hidden, None), fan_in=hidden),
+        conv=weight(heads, (c.conv_width, None), (c.conv_size, None), fan_in=c.conv_size),
+        A_log=ParamSpec(gate_shape, gate_axes, "decay_scale", dtype=jnp.float32),
+        dt_bias=ParamSpec(gate_shape, gate_axes, "decay_bias", dtype=jnp.float32),
+        norm=scale(c.value_dim),
+        out=weight(
+            (hidden, None), heads, group, (c.value_dim, None), fan_in=c.value_heads * c.value_dim
+        ),
+    )
+
+
+def gated_delta_net(
+    params: GatedDeltaNetParams,
+    x: Float[Array, "*B D"],
+    caches: Caches | None,
+    layer: int,
+    batch: Batch,
+    config: LinearAttentionConfig,
+) -> tuple[Float[Array, "*B D"], Caches | None]:
+    """One mixer; `layer` counts the linear layers. Caches are None for a DenseBatch."""
+    lead = x.shape[:-1]
+    mixed = project(x, params.qkvz)  # [..., Hk, W + R V]
+    key_heads, group = params.A_log.shape
+    qkv, z = mixed[..., : config.conv_width], mixed[..., config.conv_width :]
+    gates = project(x, params.ba, dtype=jnp.promote_types(x.dtype, jnp.float32))
+    beta = config.beta_scale * jax.nn.sigmoid(gates[..., 0, :, :])
+    g = -jnp.exp(params.A_log) * jax.nn.softplus(gates[..., 1, :, :] + params.dt_bias)
+    beta, g = (y.reshape(*lead, key_heads * group) for y in (beta, g))
+
+    flat = qkv.reshape(*lead, key_heads * config.conv_width)
+    conv_weight = params.conv.reshape(key_heads * config.conv_width, config.conv_size)
+    flat, caches = convolve(flat, conv_weight, caches, layer, batch)
+    qkv = flat.reshape(qkv.shape)
+    q = qkv[..., : config.key_dim]
+    k = qkv[..., config.key_dim : 2 * config.key_dim]
+    v = qkv[..., 2 * config.key_dim :].reshape(*lead, key_heads * group, config.value_dim)
+
+    o, caches = delta_rule(q, k, v, g, beta, caches, layer, batch)
+    o = rms_norm(o.astype(g.dtype), params.norm, config.norm_eps)
+    o = o.reshape(*lead, key_heads, group, config.value_dim)
+    o = o * jax.nn.silu(z.reshape(o.shape).astype(o.dtype))
+    return reduce_project(o.astype(x.dtype), params.out), caches
+
+
+def convolve(
+    x: Float[Array, "*B C"],
+    conv_weight: Float[Array, "C J"],
+    caches: Caches | None,
+    layer: int,
+    batch: Batch,
+) -> tuple[Float[Array, "*B C"], Caches | None]:
+    """Short convolution with silu, windows carried as the batch asks."""
+    match batch:
+        case DenseBatch():
+            return dense_causal_conv1d(x, conv_weight), caches
+        case PrefillBatch():
+            assert caches is not None
+            y, pool = ragged_causal_conv1d(x, conv_weight, caches.conv, layer, batch.segments)
+        case DecodeBatch():
+            assert caches is not None
+            y, pool = decode_causal_conv1d(x, conv_weight, caches.conv, layer, batch.state_slots)
+    return y, replace(caches, conv=pool)
+
+
+def delta_rule(
+    q: Float[Array, "*B Hk K"],
+    k: Float[Array, "*B Hk K"],
+    v: Float[Array, "*B H V"],
+    g: Float[Array, "*B H"],
+    beta: Float[Array, "*B H"],
+    caches: Caches | None,
+    layer: int,
+    batch: Batch,
+) -> tuple[Float[Array, "*B H V"], Caches | None]:
+    """The recurrence, states carried as the batch asks. g may have a trailing channel axis."""
+    match batch:
+        case DenseBatch():
+            o, _ = jax.vmap(chunk_gated_delta_rule)(q, k, v, g, beta)
+            return o, caches
+        case PrefillBatch():
+            assert caches is not None
+            pool = caches.recurrent
+            o, pool = ragged_gated_delta_rule(q, k, v, g, beta, pool, layer, batch.segments)
+        case DecodeBatch():
+            assert caches is not None
+            pool = caches.recurrent
+            o, pool = decode_gated_delta_rule(q, k, v, g, beta, pool, layer, batch.state_slots)
+    return o, replace(caches, recurrent=pool)

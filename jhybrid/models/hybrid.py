@@ -1,0 +1,212 @@
+"""The hybrid stack: one loop over the layers and one match on what each one is.
+
+`forward` runs inside a shard_map over `tp` (see `jhybrid.sharding`); `sharded` wraps a function
+of local shards that way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+from jax import Array, lax
+from jax.sharding import Mesh, PartitionSpec
+from jaxtyping import Float, Int32
+
+from ..batch import Batch, Caches, PrefillBatch
+from ..config import AttentionConfig, LayerConfig, ModelConfig
+from ..layers.gated_attention import (
+    GatedAttentionParams,
+    gated_attention,
+    gated_attention_specs,
+)
+from ..layers.gated_delta_net import (
+    GatedDeltaNetParams,
+    gated_delta_net,
+    gated_delta_net_specs,
+)
+from ..layers.mlp import MLPParams, mlp, mlp_specs
+from ..layers.norm import rms_norm
+from ..params import ParamSpec, partition_specs, scale, weight
+from ..sharding import AXIS, partition_spec
+
+
+@struct.dataclass
+class LayerParams:
+    mixer_norm: Any  # [D] float32: before the mixer, or after it in a post-norm layer
+    mixer: GatedDeltaNetParams | GatedAttentionParams
+    ffn_norm: Any  # [D] float32
+    ffn: MLPParams
+
+
+@struct.dataclass
+class ModelParams:
+    embedding: Any  # [vocab, D]
+    layers: tuple[LayerParams, ...]
+    norm: Any  # [D] float32
+    head: Any  # [vocab, D], or None where the embedding serves
+
+
+def model_specs(config: ModelConfig) -> ModelParams:
+    """The parameter tree of a model with a ParamSpec at every leaf."""
+    hidden = config.hidden_size
+    table = weight((config.vocab_size, "vocab"), (hidden, None), fan_in=hidden)
+    return ModelParams(
+        embedding=table,
+        layers=tuple(_layer_specs(config, layer) for layer in config.layers),
+        norm=scale(hidden),
+        head=None if config.tie_embeddings else table,
+    )
+
+
+def _layer_specs(config: ModelConfig, layer: LayerConfig) -> LayerParams:
+    hidden = config.hidden_size
+    if layer.mixer == "linear":
+        mixer = gated_delta_net_specs(hidden, config.linear)
+    else:
+        assert isinstance(config.full, AttentionConfig)
+        mixer = gated_attention_specs(hidden, config.full)
+    return LayerParams(
+        mixer_norm=scale(hidden),
+        mixer=mixer,
+        ffn_norm=scale(hidden),
+        ffn=mlp_specs(hidden, config.mlp_width),
+    )
+
+
+def cache_specs(config: ModelConfig, pages: int, page_size: int, slots: int) -> Any:
+    """The caches of a model with a ParamSpec at every leaf (shapes, dtypes, shardings, bytes)."""
+    full, linear = config.full, config.linear
+    assert isinstance(full, AttentionConfig)
+    axes = (None, None, None, "kv_heads", None)
+    lead = (pages, len(config.full_layers), page_size, full.kv_heads)
+    kv = ParamSpec((*lead, full.head_dim), axes, "zeros")
+    channels = linear.key_heads * linear.conv_width
+    lead = (slots, len(config.linear_layers))
+    return Caches(
+        keys=kv,
+        values=kv,
+        recurrent=ParamSpec(
+            (*lead, linear.value_heads, linear.key_dim, linear.value_dim),
+            (None, None, "value_heads", None, None),
+            "zeros",
+            dtype=jnp.float32,
+        ),
+        conv=ParamSpec(
+            (*lead, linear.conv_size - 1, channels), (None, None, None, "key_heads"), "zeros"
+        ),
+    )
+
+
+def embed(params: ModelParams, token_ids: Int32[Array, ...]) -> Float[Array, "... D"]:
+    """Rows of the vocabulary-sharded embedding; every rank gives those it owns."""
+    rows = params.embedding.shape[0]
+    local = token_ids - lax.axis_index(AXIS) * rows
+    mine = (local >= 0) & (local < rows)
+    found = params.embedding[jnp.where(mine, local, 0)]
+    return lax.psum(jnp.where(mine[..., None], found, 0), AXIS)
+
+
+def forward(
+    params: ModelParams,
+    caches: Caches | None,
+    batch: Batch,
+    config: ModelConfig,
+    *,
+    remat: bool = False,
+) -> tuple[Float[Array, "*B D"], Caches | None]:
+    """The residual stream after the last layer, before the final norm, and the new caches.
+
+    `remat` recomputes each layer in the backward pass (training).
+    """
+    x = embed(params, batch.token_ids)
+    linear = full = 0
+    for layer in params.layers:
+        is_linear = isinstance(layer.mixer, GatedDeltaNetParams)
+        index = linear if is_linear else full
+        step = jax.checkpoint(decoder_layer, static_argnums=(3, 5)) if remat else decoder_layer
+        x, caches = step(layer, x, caches, index, batch, config)
+        linear, full = linear + is_linear, full + (not is_linear)
+    return x, caches
+
+
+def decoder_layer(
+    layer: LayerParams,
+    x: Float[Array, "*B D"],
+    caches: Caches | None,
+    index: int,
+    batch: Batch,
+    config: ModelConfig,
+) -> tuple[Float[Array, "*B D"], Caches | None]:
+    """One layer; `index` counts the layers that share its kind of cache."""
+    h = rms_norm(x, layer.mixer_norm, config.norm_eps)
+    match layer.mixer:
+        case GatedDeltaNetParams() as mixer:
+            h, caches = gated_delta_net(mixer, h, caches, index, batch, config.linear)
+        case GatedAttentionParams() as mixer:
+            assert isinstance(config.full, AttentionConfig)
+            h, caches = gated_attention(
+                mixer, h, caches, index, batch, config.full, config.norm_eps
+            )
+    x = x + h
+    h = rms_norm(x, layer.ffn_norm, config.norm_eps)
+    return x + mlp(layer.ffn, h, config.activation), caches
+
+
+def logits(
+    params: ModelParams, hidden: Float[Array, "*B D"], config: ModelConfig
+) -> Float[Array, "*B vocab"]:
+    """Float32 logits over the whole vocabulary, the same on every rank."""
+    table = params.embedding if params.head is None else params.head
+    h = rms_norm(hidden, params.norm, config.norm_eps)
+    local = lax.dot_general(
+        h,
+        table,
+        (((h.ndim - 1,), (1,)), ((), ())),
+        preferred_element_type=jnp.promote_types(h.dtype, jnp.float32),
+    )
+    return lax.all_gather(local, AXIS, axis=local.ndim - 1, tiled=True)
+
+
+def last_hidden(hidden: Float[Array, "T D"], batch: PrefillBatch) -> Float[Array, "N D"]:
+    """Each sequence's last token's row; an empty (padding) sequence gives some row."""
+    return hidden[jnp.maximum(batch.cu_seqlens[1:] - 1, 0)]
+
+
+def sharded(
+    fn: Callable[..., Any], mesh: Mesh, in_specs: Any, out_specs: Any
+) -> Callable[..., Any]:
+    """`fn` over local shards. Collectives make its unsharded results equal on every rank."""
+    return jax.shard_map(fn, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
+
+
+def model_partition(config: ModelConfig) -> ModelParams:
+    """PartitionSpecs of the parameters."""
+    return partition_specs(model_specs(config))
+
+
+def cache_partition(config: ModelConfig) -> Caches:
+    """PartitionSpecs of the caches."""
+    return partition_specs(cache_specs(config, 1, 1, 1))
+
+
+REPLICATED = PartitionSpec()
+__all__ = [
+    "REPLICATED",
+    "LayerParams",
+    "ModelParams",
+    "cache_partition",
+    "cache_specs",
+    "decoder_layer",
+    "embed",
+    "forward",
+    "last_hidden",
+    "logits",
+    "model_partition",
+    "model_specs",
+    "partition_spec",
+    "sharded",
+]

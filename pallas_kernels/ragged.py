@@ -1,0 +1,97 @@
+"""Ragged batches: tokens packed end to end, cut into segments, regrouped into aligned tiles.
+
+A segment is a run of tokens of one sequence with a recurrent state at its start and at its end.
+A sequence that must leave checkpoints at interior depths is several segments, each continuing the
+one before; so a state at any depth costs one more segment and no other mechanism.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jaxtyping import Bool, Int32
+
+NO_SLOT = -1  # load: start from zeros; store: keep nothing
+CONTINUE = -2  # load: start from the end of the segment before
+
+
+class Segments(NamedTuple):
+    """`cu[i]:cu[i+1]` are the packed tokens of segment i.
+
+    `load[i]` is the pool slot holding the state before its first token, NO_SLOT for zeros or
+    CONTINUE; `store[i]` the slot that receives the state after its last token, or NO_SLOT.
+    Unused trailing segments are empty, with NO_SLOT in both. Slots stored to are distinct.
+    """
+
+    cu: Int32[Array, " G1"]
+    load: Int32[Array, " G"]
+    store: Int32[Array, " G"]
+
+
+class Tiles(NamedTuple):
+    """Packed tokens regrouped into tiles of C tokens, none of which crosses a segment."""
+
+    tokens: Int32[Array, "N C"]  # packed index of each cell; 0 where not valid
+    valid: Bool[Array, "N C"]
+    segment: Int32[Array, " N"]
+    first: Bool[Array, " N"]  # the tile starts its segment
+    cell_of_token: Int32[Array, " T"]  # flat cell (tile * C + row) of each packed token
+
+
+def owner(cu: Int32[Array, " G1"], size: int) -> Int32[Array, " T"]:
+    """Index of the segment (or sequence) that each of `size` packed tokens belongs to."""
+    index = jnp.searchsorted(cu, jnp.arange(size, dtype=cu.dtype), side="right") - 1
+    return jnp.clip(index, 0, cu.shape[0] - 2).astype(jnp.int32)
+
+
+def chain_start(segments: Segments) -> Int32[Array, " G"]:
+    """For each segment, the index of the segment that its chain of CONTINUEs starts with."""
+    index = jnp.arange(segments.load.shape[0], dtype=jnp.int32)
+    return jax.lax.cummax(jnp.where(segments.load == CONTINUE, 0, index))
+
+
+def make_tiles(
+    cu: Int32[Array, " G1"],
+    size: int,
+    tile: int,
+    keep_empty: Bool[Array, " G"] | None = None,
+) -> Tiles:
+    """Tiles of `tile` tokens over `size` packed tokens; their number is static.
+
+    `keep_empty` marks empty segments that still need a tile (their state passes through it).
+    """
+    groups = cu.shape[0] - 1
+    count = -(-size // tile) + groups  # every segment wastes at most one tile
+    lengths = cu[1:] - cu[:-1]
+    per_segment = -(-lengths // tile)
+    if keep_empty is not None:
+        per_segment = jnp.maximum(per_segment, keep_empty.astype(jnp.int32))
+    ends = jnp.cumsum(per_segment)
+    starts = ends - per_segment
+    index = jnp.arange(count, dtype=jnp.int32)
+    segment = jnp.searchsorted(ends, index, side="right").astype(jnp.int32)
+    segment = jnp.minimum(segment, groups - 1)
+    offset = (index - starts[segment])[:, None] * tile + jnp.arange(tile, dtype=jnp.int32)
+    valid = (offset < lengths[segment][:, None]) & (index < ends[-1])[:, None]
+    tokens = jnp.where(valid, cu[segment][:, None] + offset, 0)
+    token_segment = owner(cu, size)
+    row = jnp.arange(size, dtype=jnp.int32) - cu[token_segment]
+    cell = (starts[token_segment] + row // tile) * tile + row % tile
+    first = (index == starts[segment]) & (index < ends[-1])
+    return Tiles(tokens, valid, segment, first, jnp.clip(cell, 0, count * tile - 1))
+
+
+def gather_slots(pool: Array, slots: Int32[Array, " N"], layer: int) -> Array:
+    """`pool[slots, layer]` with zeros where the slot is negative. Pool is [S, L, ...]."""
+    rows = pool[jnp.maximum(slots, 0), layer]
+    keep = (slots >= 0).reshape((-1,) + (1,) * (rows.ndim - 1))
+    return jnp.where(keep, rows, jnp.zeros((), rows.dtype))
+
+
+def scatter_slots(pool: Array, slots: Int32[Array, " N"], layer: int, rows: Array) -> Array:
+    """Pool with `rows` at `[slots, layer]`; rows with a negative slot are dropped."""
+    target = jnp.where(slots >= 0, slots, pool.shape[0])
+    return pool.at[target, layer].set(rows.astype(pool.dtype), mode="drop")

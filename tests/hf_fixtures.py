@@ -1,0 +1,146 @@
+"""Tiny random Hugging Face checkpoints, made with transformers (needs torch)."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Case:
+    """One checkpoint: text config overrides and how it is written."""
+
+    name: str
+    text: dict[str, Any] = field(default_factory=dict)
+    multimodal: bool = False
+    mtp: bool = False
+    dtype: str = "float32"
+    shard_size: str = "1GB"
+
+
+def _heads(key: int, value: int, query: int, kv: int) -> dict[str, int]:
+    return {
+        "linear_num_key_heads": key,
+        "linear_num_value_heads": value,
+        "num_attention_heads": query,
+        "num_key_value_heads": kv,
+    }
+
+
+ODD = {
+    "vocab_size": 97,
+    "hidden_size": 52,
+    "intermediate_size": 75,
+    "linear_key_head_dim": 12,
+    "linear_value_head_dim": 20,
+}
+
+CASES = (
+    Case("text_tied", _heads(2, 4, 4, 2) | {"tie_word_embeddings": True}),
+    Case("text_untied", _heads(2, 2, 4, 1)),
+    Case("text_odd_sizes", _heads(1, 4, 6, 3) | ODD),
+    Case("vl_untied", _heads(2, 4, 4, 2), multimodal=True),
+    Case(
+        "vl_tied_sharded_mtp",
+        _heads(2, 6, 4, 4) | {"tie_word_embeddings": True},
+        multimodal=True,
+        mtp=True,
+        shard_size="200KB",
+    ),
+    Case(
+        "text_irregular",
+        _heads(4, 4, 8, 2)
+        | {
+            "num_hidden_layers": 5,
+            "layer_types": [f"{kind}_attention" for kind in "full linear linear full full".split()],
+            "rms_norm_eps": 1e-5,
+            "linear_conv_kernel_dim": 3,
+            "rope_parameters": {
+                "rope_type": "default",
+                "rope_theta": 5e4,
+                "partial_rotary_factor": 0.5,
+                "mrope_section": [6, 5, 5],
+                "mrope_interleaved": True,
+            },
+        },
+    ),
+    Case("text_bfloat16", _heads(2, 4, 4, 2), dtype="bfloat16"),
+)
+
+
+def text_config(case: Case) -> dict[str, Any]:
+    """The text config of a case: defaults of a tiny model, then its overrides."""
+    rope = {"rope_type": "default", "rope_theta": 1e7, "partial_rotary_factor": 0.25}
+    return {
+        "vocab_size": 128,
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 4,
+        "head_dim": 64,
+        "linear_key_head_dim": 16,
+        "linear_value_head_dim": 16,
+        "tie_word_embeddings": False,
+        "max_position_embeddings": 512,
+        "rope_parameters": rope | {"mrope_section": [3, 3, 2], "mrope_interleaved": True},
+        **case.text,
+    }
+
+
+def make_checkpoint(folder: Path, case: Case, seed: int = 0) -> Path:
+    """Write the checkpoint of a case, with nothing left at a trivial initial value."""
+    import torch
+    from transformers import (
+        Qwen3_5Config,
+        Qwen3_5ForCausalLM,
+        Qwen3_5ForConditionalGeneration,
+        Qwen3_5TextConfig,
+    )
+
+    torch.manual_seed(seed)
+    text = text_config(case)
+    if case.multimodal:
+        vision = {
+            "depth": 1,
+            "hidden_size": 32,
+            "intermediate_size": 48,
+            "num_heads": 2,
+            "out_hidden_size": text["hidden_size"],
+            "num_position_embeddings": 16,
+        }
+        special = ("image", "video", "vision_start", "vision_end")
+        ids = {f"{name}_token_id": 10 + i for i, name in enumerate(special)}
+        tie = text["tie_word_embeddings"]
+        config = Qwen3_5Config(
+            text_config=text, vision_config=vision, tie_word_embeddings=tie, **ids
+        )
+        model = Qwen3_5ForConditionalGeneration(config)
+    else:
+        model = Qwen3_5ForCausalLM(Qwen3_5TextConfig(**text))
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            noise = torch.randn(weight.shape)
+            if weight.ndim > 1:
+                weight.copy_(0.08 * noise)
+            else:
+                weight.add_((0.5 if name.endswith("dt_bias") else 0.1) * noise)
+    model = model.to(getattr(torch, case.dtype))
+    model.save_pretrained(folder, max_shard_size=case.shard_size)
+    if case.mtp:
+        add_mtp(folder)
+    return folder
+
+
+def add_mtp(folder: Path) -> None:
+    """A shard of multi-token prediction weights, as hub folders have and transformers ignores."""
+    from safetensors.numpy import save_file
+
+    index_file = folder / "model.safetensors.index.json"
+    index = json.loads(index_file.read_text())
+    tensors = {"mtp.fc.weight": np.ones((4, 8), np.float32), "mtp.norm.weight": np.ones(4)}
+    save_file(tensors, folder / "mtp.safetensors")
+    index["weight_map"] |= dict.fromkeys(tensors, "mtp.safetensors")
+    index_file.write_text(json.dumps(index))
