@@ -14,7 +14,7 @@ from pathlib import Path
 import openai
 import pytest
 
-from jhybrid.serve.__main__ import bind, parse_args
+from jhybrid.serve.__main__ import bind, main, parse_args
 
 ROOT = Path(__file__).parents[2]
 PROGRAM = """
@@ -53,6 +53,15 @@ def test_port_in_use_is_said_before_loading():
         taken.listen()
         with pytest.raises(SystemExit, match="cannot listen on 127.0.0.1"):
             bind("127.0.0.1", taken.getsockname()[1])
+
+
+def test_what_the_engine_refuses_is_said_without_a_traceback(monkeypatch: pytest.MonkeyPatch):
+    def refuse(args: object) -> None:
+        raise ValueError("max_context must be at most the model's 512, got 1024")
+
+    monkeypatch.setattr("jhybrid.serve.__main__.build_engine", refuse)
+    with pytest.raises(SystemExit, match="error: max_context must be"):
+        main(["--port", "0"])
 
 
 def test_flags():
