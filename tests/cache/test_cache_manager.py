@@ -101,6 +101,19 @@ def test_admission_makes_room_but_not_of_what_it_matched():
     assert engine.manager.admit([2] * 8, 7, tokens_total=8).matched == 0  # pyright: ignore
 
 
+def test_a_hit_is_a_use_and_what_nobody_hits_goes_first():
+    engine = SimulatedEngine(total_pages=6, total_slots=8, checkpoint_interval=100)
+    engine.run([1] * 8)
+    engine.run([2] * 8)
+    hit = engine.admit([1] * 9)
+    assert hit is not None and hit.lease.restored == 8
+    engine.finish(hit, donate=False)
+    assert engine.admit([3] * 16, tokens_total=16) is not None
+    engine.check_all()
+    assert engine.manager.admit([2] * 9, 8).matched == 0  # pyright: ignore
+    assert engine.manager.admit([1] * 9, 8).restored == 8  # pyright: ignore
+
+
 def test_alone_a_request_does_without_a_hit_that_takes_its_room():
     engine = SimulatedEngine(total_slots=1)
     engine.run(range(8))
