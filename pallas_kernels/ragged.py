@@ -96,6 +96,9 @@ def gather_slots(pool: Array, slots: Int32[Array, " N"], layer: int) -> Array:
 
 
 def scatter_slots(pool: Array, slots: Int32[Array, " N"], layer: int, rows: Array) -> Array:
-    """Pool with `rows` at `[slots, layer]`; rows with a negative slot are dropped."""
-    target = jnp.where(slots >= 0, slots, pool.shape[0])
-    return pool.at[target, layer].set(rows.astype(pool.dtype), mode="drop")
+    """Pool with `rows` at `[slots, layer]`. Rows with a negative slot go to the pool's last slot,
+    which nobody owns: every write is in bounds, so it is done in place. (With a single slot XLA
+    fuses reading, updating and writing, and keeps a copy of the pool to be safe.)
+    """
+    target = jnp.where(slots >= 0, slots, pool.shape[0] - 1)
+    return pool.at[target, layer].set(rows.astype(pool.dtype), mode="promise_in_bounds")

@@ -78,7 +78,8 @@ def make_buckets(
     """Few enough that compiling them all is quick, close enough that padding stays cheap."""
     tokens = _powers(min(64, max_prefill_tokens), max_prefill_tokens, 6)
     sequences = _powers(1, min(max_running, 16), 16)
-    decode = _powers(1, max_running, 4)
+    # From two up: XLA copies whole pools to update a single slot (pallas_kernels.ragged).
+    decode = _powers(2, max(2, max_running), 4)
     return Buckets(tokens, sequences, decode, checkpoint_interval, pages)
 
 
@@ -166,8 +167,9 @@ class ModelRunner:
 
         def copy_pages(c: Caches, source: Array, target: Array) -> Caches:
             def one(pages: Array) -> Array:
-                drop = jnp.where(target >= 0, target, pages.shape[0])
-                return pages.at[drop].set(pages[jnp.maximum(source, 0)], mode="drop")
+                to = jnp.where(target >= 0, target, pages.shape[0] - 1)
+                found = pages[jnp.maximum(source, 0)]
+                return pages.at[to].set(found, mode="promise_in_bounds")
 
             values = None if c.values is None else one(c.values)
             return replace(c, keys=one(c.keys), values=values)

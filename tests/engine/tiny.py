@@ -85,7 +85,12 @@ class Tokenizer:
 
 
 def tiny_engine(
-    *, tp: int = 1, pages: int = 400, slots: int = 64, eos: frozenset[int] = frozenset(), **flags: Any
+    *,
+    tp: int = 1,
+    pages: int = 400,
+    slots: int = 64,
+    eos: frozenset[int] = frozenset(),
+    **flags: Any,
 ) -> Engine:
     settings = {
         "max_running": 4,
