@@ -10,6 +10,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from .trials import TEMPERATURE
+
+MISSING = "left out: no time"
 TEXT = """\
 ---
 license: apache-2.0
@@ -46,15 +49,15 @@ transformers. Tokens are bytes: 256 byte values and a few markers; the chat temp
 {phases}
 
 The text is plain English of two kinds, and generated rows:
-* 44 children's classics and easy novels from Standard Ebooks (texts in the US public domain, edition
-  CC0 1.0);
+* 44 children's classics and easy novels from Standard Ebooks (texts in the US public domain,
+  edition CC0 1.0);
 * about 840 TinyStories (Eldan and Li, 2023; CDLA-Sharing-1.0);
 * stories, conversations and exercises made by `jhybrid/demo` (retrieval, copying, last write wins,
   variable tracking, counting), without end and in its own words.
 
 Two books (The Time Machine, Peter and Wendy), four books of essays and 5 % of the stories were held
 out. `train_log.jsonl` has the run: losses by task, gradient norm, learning rate, speed; its last
-line is the evaluation below. The weights are under Apache-2.0, like the program.
+lines are the evaluation below. The weights are under Apache-2.0, like the program.
 
 ## Evaluation
 All with the published bfloat16 weights, by greedy decoding unless said otherwise.
@@ -104,7 +107,9 @@ def card(config: dict[str, Any], log: list[dict[str, Any]]) -> str:
     """The card's text from config.json and the records of the training log."""
     start = next(r for r in log if r["kind"] == "start")
     steps = [r for r in log if r["kind"] == "step"]
-    result = next(r for r in reversed(log) if r["kind"] == "evaluation")
+    result: dict[str, Any] = {}
+    for record in log:
+        result |= record if record["kind"] == "evaluation" else {}
     low, high = start["trial_bytes"]
     kinds = "".join("F" if t.startswith("full") else "L" for t in config["layer_types"])
     shape = (
@@ -130,11 +135,11 @@ def card(config: dict[str, Any], log: list[dict[str, Any]]) -> str:
             ("trials", "passed", "of"),
             [(k, v["passed"], v["trials"]) for k, v in recall.items() if isinstance(v, dict)],
         ),
-        skills=_mapping(result["skills"], ("task", "exact", "answers"), ("exact", "answers")),
-        held_out=_mapping(result["held_out_nats_per_byte"], ("text", "nats per byte")),
-        horizons=_horizons(result["initial_horizons"], result["horizons"]),
-        temperature=result.get("temperature", ""),
-        samples=_samples(result["samples"]),
+        skills=_mapping(result.get("skills"), ("task", "exact", "answers"), ("exact", "answers")),
+        held_out=_mapping(result.get("held_out_nats_per_byte"), ("text", "nats per byte")),
+        horizons=_horizons(result.get("initial_horizons", {}), result.get("horizons")),
+        temperature=TEMPERATURE,
+        samples=_samples(result.get("samples")),
     )
 
 
@@ -145,7 +150,7 @@ def _table(head: tuple[str, ...], rows: list[tuple[Any, ...]]) -> str:
 
 def _mapping(value: Any, head: tuple[str, ...], fields: tuple[str, ...] = ()) -> str:
     if not isinstance(value, dict):  # a measurement that was left out says so
-        return str(value)
+        return str(value or MISSING)
     rows = [(k, *(v[f] for f in fields)) if fields else (k, v) for k, v in value.items()]
     return _table(head, rows)
 
@@ -162,7 +167,7 @@ def _phases(steps: list[dict[str, Any]]) -> str:
 
 def _horizons(before: dict[str, list[float]], horizons: Any) -> str:
     if not isinstance(horizons, dict):
-        return str(horizons)
+        return str(horizons or MISSING)
     rows = []
     for (layer, after), on_text in zip(
         horizons["static"].items(), horizons["on_text"], strict=True
@@ -174,7 +179,7 @@ def _horizons(before: dict[str, list[float]], horizons: Any) -> str:
 
 def _samples(samples: Any) -> str:
     if not isinstance(samples, list):
-        return str(samples)
+        return str(samples or MISSING)
     shown = []
     for s in samples:
         asked = f"User: {s['user']}" if s["user"] else f"Text: {s['start']}"

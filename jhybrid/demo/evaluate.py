@@ -1,11 +1,8 @@
-"""Measures the trained model: recall trials, skills, held-out text, samples, learned horizons.
-
-Every measurement stands alone and is left out, by name, when the time is nearly up.
-"""
+"""Measures the trained model: recall trials, skills, held-out text, samples, learned horizons."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -23,96 +20,43 @@ from .export import rounded
 from .model import gates_fn, logits_fn, static_horizons, text_horizons
 from .presets import Preset
 from .tokenizer import END_OF_TEXT, IM_END, TOKENS_USED, build_tokenizer
-from .trials import PROMPTS, SKILLS, TRIALS, sample_prompt
+from .trials import PROMPTS, SKILLS, TEMPERATURE, TRIALS, sample_prompt
 
 Run = Callable[[ModelParams, Array], Array]
 ROWS = 25  # rows of one forward pass
-SECONDS_NEEDED = 12.0  # a measurement is begun only with this much time left
-TEMPERATURE = 0.6
 
 
-def evaluate(
-    params: ModelParams, preset: Preset, corpus: Corpus, clock: Clock, seed: int
-) -> dict[str, Any]:
-    """All measurements of the weights as they are published, in bfloat16 where that is fast."""
-    mesh, config = make_mesh(1), preset.model_config()
-    dtype = jnp.float32 if jax.default_backend() == "cpu" else jnp.bfloat16
-    run = jax.jit(logits_fn(config, mesh, dtype))
-    params = rounded(params, config)
-    count, bounds = preset.trials, preset.trial_bytes
-    # not the seeds of training
-    rngs = iter(np.random.default_rng((seed, 1 << 40)).spawn(100))
-    parts: dict[str, Callable[[], Any]] = {
-        f"recall_{name}": partial(recall, run, params, corpus, name, count, bounds, next(rngs))
-        for name in TRIALS
-    }
-    parts["held_out_nats_per_byte"] = lambda: held_out(run, params, preset, corpus, next(rngs))
-    parts["horizons"] = lambda: {
-        "static": static_horizons(params),
-        "on_text": text_horizons(gates_fn(config, mesh, dtype)(params, _rows(corpus, bounds[1]))),
-    }
-    parts["samples"] = lambda: samples(run, params, preset, corpus)
-    parts["skills"] = lambda: skills(run, params, preset, corpus, next(rngs))
-    result: dict[str, Any] = {"temperature": TEMPERATURE}
-    for name, part in parts.items():
-        result[name] = part() if clock.left > SECONDS_NEEDED else "left out: no time"
-    return result
+class Writer:
+    """Continues prompts. Each step runs whole rows again: without caches that is slow for one
+    prompt, and simple and fast enough for many. What stands right of a position cannot change it,
+    so rows are just padded."""
+
+    def __init__(self, run: Run, params: ModelParams) -> None:
+        self._params = params
+        self._loop = jax.jit(partial(_write, run), static_argnames=("steps", "temperature"))
+        self._tokenizer = build_tokenizer()
+
+    def write(
+        self, prompts: list[np.ndarray], steps: int, width: int, temperature: float = 0.0
+    ) -> list[str]:
+        """Up to `steps` bytes after each prompt, up to an end marker, as text."""
+        ids = np.full((len(prompts), width), END_OF_TEXT, np.int32)
+        lengths = np.array([min(len(p), width - steps) for p in prompts], np.int32)
+        for row, prompt, length in zip(ids, prompts, lengths, strict=True):
+            row[:length] = prompt[-length:]
+        out = np.asarray(
+            self._loop(self._params, ids, lengths, steps=steps, temperature=temperature)
+        )
+        replies = []
+        for row, length in zip(out, lengths, strict=True):
+            reply = row[length : length + steps]
+            ends = np.flatnonzero(np.isin(reply, (END_OF_TEXT, IM_END)))
+            text = reply[: ends[0] if len(ends) else None].tolist()
+            replies.append(self._tokenizer.decode(text, skip_special_tokens=False))
+        return replies
 
 
-def recall(
-    run: Run,
-    params: ModelParams,
-    corpus: Corpus,
-    name: str,
-    count: int,
-    bounds: tuple[int, int],
-    rng: np.random.Generator,
-) -> dict[str, Any]:
-    """Share of `count` fresh trials in which greedy decoding gives the number."""
-    sizes = rng.integers(bounds[0], bounds[1], count, endpoint=True)
-    trials = [TRIALS[name](rng, corpus, int(size)) for size in sizes]
-    width = _whole_chunks(bounds[1] + 128)
-    steps = 64 if any(trial.anywhere for trial in trials) else 8
-    passed, failures = 0, []
-    for at in range(0, count, ROWS):
-        group = trials[at : at + ROWS]
-        replies = generate(run, params, [trial.prompt for trial in group], steps, width)
-        for trial, reply in zip(group, replies, strict=True):
-            passed += trial.passed(reply)
-            if not trial.passed(reply):
-                failures.append([trial.expected, reply])
-    return {"trials": count, "passed": passed, "failures": failures[:5]}
-
-
-def generate(
-    run: Run,
-    params: ModelParams,
-    prompts: list[np.ndarray],
-    steps: int,
-    width: int,
-    temperature: float = 0.0,
-) -> list[str]:
-    """Up to `steps` bytes after each prompt, up to an end marker, as text.
-
-    Each step runs whole rows again: without caches it is slow for one prompt, and simple and fast
-    enough for many. What stands right of a position cannot change it, so rows are just padded.
-    """
-    ids = np.full((len(prompts), width), END_OF_TEXT, np.int32)
-    lengths = np.array([min(len(p), width - steps) for p in prompts], np.int32)
-    for row, prompt, length in zip(ids, prompts, lengths, strict=True):
-        row[:length] = prompt[-length:]
-    loop = partial(_generate, run, steps=steps, temperature=temperature)
-    out = np.asarray(jax.jit(loop)(params, jnp.asarray(ids), jnp.asarray(lengths)))
-    tokenizer = build_tokenizer()
-    replies = []
-    for row, length in zip(out, lengths, strict=True):
-        reply = row[length : length + steps]
-        ends = np.flatnonzero(np.isin(reply, (END_OF_TEXT, IM_END)))
-        replies.append(tokenizer.decode(reply[: ends[0] if len(ends) else None].tolist()))
-    return replies
-
-
-def _generate(
+def _write(
     run: Run, params: ModelParams, ids: Array, lengths: Array, *, steps: int, temperature: float
 ) -> Array:
     rows = jnp.arange(ids.shape[0])
@@ -127,6 +71,68 @@ def _generate(
         return ids.at[rows, lengths + step].set(token.astype(ids.dtype))
 
     return lax.fori_loop(0, steps, body, ids)
+
+
+def evaluate(
+    params: ModelParams, preset: Preset, corpus: Corpus, clock: Clock, seed: int
+) -> Iterator[tuple[str, Any]]:
+    """Names and results, one measurement after the other, of the weights as they are published.
+
+    In bfloat16 where that is fast. What there is no time for comes out as a remark.
+    """
+    mesh, config = make_mesh(1), preset.model_config()
+    dtype = jnp.float32 if jax.default_backend() == "cpu" else jnp.bfloat16
+    run = jax.jit(logits_fn(config, mesh, dtype))
+    params = rounded(params, config)
+    writer = Writer(run, params)
+    count, bounds = preset.trials, preset.trial_bytes
+    # not the seeds of training
+    rngs = iter(np.random.default_rng((seed, 1 << 40)).spawn(100))
+    parts: dict[str, Callable[[], Any]] = {
+        f"recall_{name}": partial(recall, writer, corpus, name, count, bounds, next(rngs))
+        for name in TRIALS
+    }
+    parts["held_out_nats_per_byte"] = lambda: held_out(run, params, preset, corpus, next(rngs))
+    parts["horizons"] = lambda: {
+        "static": static_horizons(params),
+        "on_text": text_horizons(gates_fn(config, mesh, dtype)(params, _rows(corpus, bounds[1]))),
+    }
+    parts["samples"] = lambda: samples(writer, preset, corpus)
+    parts["skills"] = lambda: skills(run, params, preset, corpus, next(rngs))
+    for name, part in parts.items():
+        yield name, _attempt(part) if clock.left > 0 else "left out: no time"
+
+
+def _attempt(part: Callable[[], Any]) -> Any:
+    """The part's result; a fault in one measurement must not cost an unattended run the others."""
+    try:
+        return part()
+    except Exception as error:
+        return f"failed: {error!r}"
+
+
+def recall(
+    writer: Writer,
+    corpus: Corpus,
+    name: str,
+    count: int,
+    bounds: tuple[int, int],
+    rng: np.random.Generator,
+) -> dict[str, Any]:
+    """Share of `count` fresh trials in which greedy decoding gives the number."""
+    sizes = rng.integers(bounds[0], bounds[1], count, endpoint=True)
+    trials = [TRIALS[name](rng, corpus, int(size)) for size in sizes]
+    width = _whole_chunks(bounds[1] + 128)
+    steps = 64 if any(trial.anywhere for trial in trials) else 8
+    passed, failures = 0, []
+    for at in range(0, count, ROWS):
+        group = trials[at : at + ROWS]
+        replies = writer.write([trial.prompt for trial in group], steps, width)
+        for trial, reply in zip(group, replies, strict=True):
+            passed += trial.passed(reply)
+            if not trial.passed(reply):
+                failures.append([trial.expected, reply])
+    return {"trials": count, "passed": passed, "failures": failures[:5]}
 
 
 def held_out(
@@ -182,11 +188,11 @@ def skills(
     return found
 
 
-def samples(run: Run, params: ModelParams, preset: Preset, corpus: Corpus) -> list[dict[str, Any]]:
+def samples(writer: Writer, preset: Preset, corpus: Corpus) -> list[dict[str, Any]]:
     """Texts at a moderate temperature, and how much of each is copied from the training text."""
     prompts = [sample_prompt(user, start) for user, start in PROMPTS]
     width = _whole_chunks(preset.sample_bytes + 128)
-    replies = generate(run, params, prompts, preset.sample_bytes, width, TEMPERATURE)
+    replies = writer.write(prompts, preset.sample_bytes, width, TEMPERATURE)
     seen = [text.tokens.astype(np.uint8).tobytes() for text in (corpus.stories, corpus.fiction)]
     return [
         {"user": user, "start": start, "reply": reply, "copied": _copied(start + reply, seen)}

@@ -1,4 +1,4 @@
-"""The demo model in training: how it starts, how it runs over whole rows, what its gates learned."""
+"""The demo model in training: how it starts, runs over whole rows, and what its gates learned."""
 
 from __future__ import annotations
 

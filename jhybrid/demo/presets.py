@@ -42,6 +42,7 @@ class Preset:
     mlp: int
     tokens_per_batch: Mapping[int, int]
     phases: tuple[Phase, ...]
+    pattern: str = "LLLF"  # L linear, F full attention; repeated
     peak_lr: float = 2e-3
     final_lr: float = 2e-5
     hold_until: float = 0.45  # fraction of the time at peak_lr; cosine to final_lr after it
@@ -66,7 +67,7 @@ class Preset:
 
     def hf_config(self) -> dict[str, Any]:
         """The published form: config.json of a text-only Qwen3.5 checkpoint."""
-        kinds = ["linear_attention"] * 3 + ["full_attention"]
+        kinds = {"L": "linear_attention", "F": "full_attention"}
         pairs = self.head_dim // 8  # rotated pairs: a quarter of the head, two dims each
         return {
             "architectures": ["Qwen3_5ForCausalLM"],
@@ -76,7 +77,7 @@ class Preset:
             "hidden_size": self.hidden,
             "intermediate_size": self.mlp,
             "num_hidden_layers": self.layers,
-            "layer_types": (kinds * self.layers)[: self.layers],
+            "layer_types": [kinds[self.pattern[i % len(self.pattern)]] for i in range(self.layers)],
             "num_attention_heads": self.heads,
             "num_key_value_heads": self.kv_heads,
             "head_dim": self.head_dim,
@@ -225,7 +226,7 @@ PRESETS = {
         log_every=20,
         save_seconds=20.0,
         trials=8,
-        trial_bytes=(150, 240),
+        trial_bytes=(400, 500),
         sample_bytes=60,
         eval_seconds=15.0,
     ),

@@ -28,60 +28,60 @@ ENDINGS = (
 )
 PLOTS = (
     # lost and found
-    """{Name} had a {colour} {thing}. {He} [loved it very much|took it everywhere|liked to play with it
-    every day]. [One morning|One day], {he} could not find the {thing}. {Name} was [sad|very sad|
-    worried]. {He} looked [under the bed|behind the door|in the garden|on the shelf]. {He} looked
-    [in the box|near the tree|in the kitchen|under the table] too. But the {thing} was not there.
-    ##Then {he} met a {adj} {animal}. "Why are you [sad|crying]?" asked the {animal}. "I lost my
-    {colour} {thing}," said {name}. "I will help you," said the {animal}. [They looked and looked.|
-    They looked together all day.|] At last they found the {thing} [in the {place2}|under a big
-    leaf|behind a rock]. "Thank you!" said {name}. [{He} gave the {animal} a hug.|The {animal}
-    smiled.|]""",
+    """{Name} had a {colour} {thing}. {He} [loved it very much|took it everywhere|liked to play with
+    it every day]. [One morning|One day], {he} could not find the {thing}. {Name} was [sad|very
+    sad| worried]. {He} looked [under the bed|behind the door|in the garden|on the shelf]. {He}
+    looked [in the box|near the tree|in the kitchen|under the table] too. But the {thing} was not
+    there. ##Then {he} met a {adj} {animal}. "Why are you [sad|crying]?" asked the {animal}. "I
+    lost my {colour} {thing}," said {name}. "I will help you," said the {animal}. [They looked and
+    looked.| They looked together all day.|] At last they found the {thing} [in the {place2}|under
+    a big leaf|behind a rock]. "Thank you!" said {name}. [{He} gave the {animal} a hug.|The
+    {animal} smiled.|]""",
     # sharing
     """{Name} had {some_food}. {He} wanted to eat all of it. A {adj} {animal} came and said, "I am
-    hungry. Can I have some?" {Name} said, "No, it is mine!" The {animal} was sad and [went away|sat
-    down under a tree|walked to the {place2}]. ##{Name} felt bad. {He} thought about the {animal}.
-    Then {he} [ran|went|walked] to the {animal} and said, "I am sorry. Let us share." The {animal}
-    was [happy|very happy]. They ate the {food} together [in the sun|under a tree|by the water].
-    [It tasted even better.|It was the best food they ever had.|]""",
+    hungry. Can I have some?" {Name} said, "No, it is mine!" The {animal} was sad and [went
+    away|sat down under a tree|walked to the {place2}]. ##{Name} felt bad. {He} thought about the
+    {animal}. Then {he} [ran|went|walked] to the {animal} and said, "I am sorry. Let us share."
+    The {animal} was [happy|very happy]. They ate the {food} together [in the sun|under a tree|by
+    the water]. [It tasted even better.|It was the best food they ever had.|]""",
     # afraid, then brave
-    """{Name} was afraid of [the dark|the water|loud noises|high places|the wind]. [Every night|Every
+    """{Name} was afraid of [the dark|the water|loud noises|high places]. [Every night|Every
     day], {he} hid [under the bed|behind the door|under a blanket]. {His} friend, a {adj} {animal}
-    named {friend}, wanted to help. "Come with me," said {friend}. "We will go [slowly|together|step
-    by step]." ##They went to the {place2}. {Name} was scared, but {he} held {friend} [tight|by the
-    hand|very close]. Then they saw a {colour} {thing} [shining in the light|on the ground|in the
-    grass]. "Look!" said {name}. "It is beautiful!" {Name} forgot to be afraid. "You are brave," said
-    {friend}. {Name} [smiled|laughed|felt proud].""",
+    named {friend}, wanted to help. "Come with me," said {friend}. "We will go
+    [slowly|together|step by step]." ##They went to the {place2}. {Name} was scared, but {he} held
+    {friend} [tight|by the hand|very close]. Then they saw a {colour} {thing} [shining in the
+    light|on the ground|in the grass]. "Look!" said {name}. "It is beautiful!" {Name} forgot to be
+    afraid. "You are brave," said {friend}. {Name} [smiled|laughed|felt proud].""",
     # help someone
     """One [sunny|cold|rainy|windy|warm] day, {he} heard a [small|soft|strange|sad] sound in the
-    {place2}. {He} went to look. A little {animal} was stuck [in the mud|under a log|in a hole|in a
-    net]. "Help me, please!" said the {animal}. {Name} pulled and pulled, but {he} was not strong
-    enough. ##So {he} [ran|went] to get {his} [mom|dad|big brother|friend {friend}]. They used a
-    {thing} and pulled together. Pop! The {animal} was free. "Thank you for saving me," said the
-    {animal}. [From then on, they played together every day.|They all laughed.|The {animal} gave them
-    {some_food}.]""",
+    {place2}. {He} went to look. A little {animal} was stuck [in the mud|under a log|in a hole|in
+    a net]. "Help me, please!" said the {animal}. {Name} pulled and pulled, but {he} was not
+    strong enough. ##So {he} [ran|went] to get {his} [mom|dad|big brother|friend {friend}]. They
+    used a {thing} and pulled together. Pop! The {animal} was free. "Thank you for saving me,"
+    said the {animal}. [From then on, they played together every day.|They all laughed.|The
+    {animal} gave them {some_food}.]""",
     # make something
     """{Name} wanted to make a {thing}. {He} had some [paper|wood|string|clay] and a lot of {colour}
-    paint. The first {thing} [fell down|broke|was too small]. {Name} was sad. "Try again," said {his}
-    [mom|dad|grandma|friend {friend}]. The second one [fell down|broke] too. ##"Do not give up," said
-    {his} [mom|dad|grandma]. {Name} tried again. {He} worked [all day|slowly|with care]. This time,
-    the {thing} was [perfect|big and strong|very pretty]. Everyone in the {place2} came to see it.
-    "What a nice {colour} {thing}!" they said.""",
+    paint. The first {thing} [fell down|broke|was too small]. {Name} was sad. "Try again," said
+    {his} [mom|dad|grandma|friend {friend}]. The second one [fell down|broke] too. ##"Do not give
+    up," said {his} [mom|dad|grandma]. {Name} tried again. {He} worked [all day|slowly|with care].
+    This time, the {thing} was [perfect|big and strong|very pretty]. Everyone in the {place2} came
+    to see it. "What a nice {colour} {thing}!" they said.""",
     # a rule broken
     """{His} mom said, "Do not go to the {place2} alone." But {name} wanted to see the {animal} that
-    lived there. So {he} went [when no one was looking|early in the morning|all by {himself}]. At the
-    {place2}, it was [dark|cold|very quiet]. {Name} could not find the way home. {He} began to cry.
-    ##A {adj} {animal} came and asked, "Are you lost?" "Yes," said {name}. "I should have listened to
-    my mom." "Follow me," said the {animal}. They walked [past the trees|over the hill|along the
-    path] until they saw the house. {Name} said sorry to {his} mom, and she gave {him} a [big|warm]
-    hug.""",
+    lived there. So {he} went [when no one was looking|early in the morning|all by {himself}]. At
+    the {place2}, it was [dark|cold|very quiet]. {Name} could not find the way home. {He} began to
+    cry. ##A {adj} {animal} came and asked, "Are you lost?" "Yes," said {name}. "I should have
+    listened to my mom." "Follow me," said the {animal}. They walked [past the trees|over the
+    hill|along the path] until they saw the house. {Name} said sorry to {his} mom, and she gave
+    {him} a [big|warm] hug.""",
     # a contest
     """One day there was a race in the {place2}. {Name} wanted to win the {colour} {thing}. A {adj}
-    {animal} named {friend} wanted to win it too. "I am faster than you," said {friend}. They ran and
-    ran. Then {friend} [fell|hurt a leg|tripped on a stone] and cried. ##{Name} could win now. But
-    {he} stopped and went back. "Are you okay?" asked {name}. {He} helped {friend} get up, and they
-    [walked|ran] to the end together. [Everyone clapped.|All the animals cheered.] They both got the
-    {thing}. "You are a good friend," said {friend}.""",
+    {animal} named {friend} wanted to win it too. "I am faster than you," said {friend}. They ran
+    and ran. Then {friend} [fell|hurt a leg|tripped on a stone] and cried. ##{Name} could win now.
+    But {he} stopped and went back. "Are you okay?" asked {name}. {He} helped {friend} get up, and
+    they [walked|ran] to the end together. [Everyone clapped.|All the animals cheered.] They both
+    got the {thing}. "You are a good friend," said {friend}.""",
 )
 KIND_ADJECTIVES = "little small big brave kind clever happy young funny silly shy curious".split()
 GOOD_ADJECTIVES = "kind friendly wise old little big gentle clever brave funny happy nice".split()

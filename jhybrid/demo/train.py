@@ -28,7 +28,7 @@ from .card import write_card
 from .clock import Clock, learning_rate
 from .corpus import Corpus
 from .evaluate import evaluate
-from .export import write_folder, write_weights
+from .export import write_model
 from .model import initial_params, static_horizons
 from .optimize import (
     Step,
@@ -40,6 +40,7 @@ from .optimize import (
     replicated,
 )
 from .presets import PRESETS, Preset
+from .tokenizer import write_tokenizer
 
 IN_FLIGHT = 8  # steps handed to the device and not waited for: keeps the clock honest
 
@@ -136,11 +137,11 @@ def train(
                 log.write(head | {"seconds": round(clock.elapsed, 2)} | extra | record)
             if clock.elapsed - saved > preset.save_seconds:
                 saved = clock.elapsed
-                write_weights(out, state.params, config)
+                write_model(out, state.params, preset.hf_config())
     finally:
         stream.close()
         steps.close()
-    write_weights(out, state.params, config)
+    write_model(out, state.params, preset.hf_config())
     return state
 
 
@@ -190,7 +191,7 @@ def main(arguments: list[str] | None = None) -> None:
     workers = args.workers or max(1, min(12, (os.cpu_count() or 2) - 2))
 
     args.out.mkdir(parents=True, exist_ok=True)
-    write_folder(args.out, preset.hf_config())
+    write_tokenizer(args.out)
     log = Log(args.out / "train_log.jsonl")
     start = {
         "kind": "start",
@@ -207,9 +208,11 @@ def main(arguments: list[str] | None = None) -> None:
     state = train(preset, args.corpus, args.out, clock, args.seed, workers, log)
 
     before = static_horizons(initial_params(preset.model_config(), args.seed, make_mesh(1)))
-    result = evaluate(state.params, preset, Corpus.load(args.corpus), clock, args.seed)
-    log.write({"kind": "evaluation", "initial_horizons": before, **result})
-    write_card(args.out)
+    log.write({"kind": "evaluation", "initial_horizons": before})
+    corpus = Corpus.load(args.corpus)
+    for name, value in evaluate(state.params, preset, corpus, clock, args.seed):
+        log.write({"kind": "evaluation", name: value, "seconds": round(clock.elapsed, 1)})
+        write_card(args.out)
 
 
 if __name__ == "__main__":

@@ -92,6 +92,7 @@ TRIALS: dict[str, TrialMaker] = {
 
 SKILLS = ("induction", "copying", "registers", "last_write", "tracking", "counting")
 
+TEMPERATURE = 0.6  # of the samples
 PROMPTS = (  # (a user's message or None, text that the model continues)
     (None, "Once upon a time"),
     (None, "One day, a little girl named"),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 
@@ -10,38 +12,42 @@ Rng = np.random.Generator
 
 ADJECTIVES = """
 red blue green yellow purple orange black white brown grey pink golden silver old young tiny small
-little big huge tall short quick slow happy sad angry brave shy kind clever silly lazy busy quiet loud
-hungry sleepy warm cold wet dry soft hard bright dark clean dirty round flat sharp broken shiny wooden
-paper iron glass secret hidden lost magic strange funny gentle wild tame fresh sweet bitter salty
-smooth rough heavy light thick thin empty full rusty dusty striped spotted lonely proud calm early
+little big huge tall short quick slow happy sad angry brave shy kind clever silly lazy busy quiet
+loud hungry sleepy warm cold wet dry soft hard bright dark clean dirty round flat sharp broken
+shiny wooden paper iron glass secret hidden lost magic strange funny gentle wild tame fresh sweet
+bitter salty smooth rough heavy light thick thin empty full rusty dusty striped spotted lonely
+proud calm early
 """.split()
 ANIMALS = """
 fox dog cat bear rabbit mouse horse cow pig duck goose hen frog turtle owl crow robin lion tiger
-elephant monkey zebra giraffe camel goat sheep lamb wolf deer squirrel hedgehog badger otter beaver
-whale dolphin shark fish crab snail ant bee butterfly spider parrot penguin donkey kitten puppy
+elephant monkey zebra giraffe camel goat sheep lamb wolf deer squirrel hedgehog badger otter
+beaver whale dolphin shark fish crab snail ant bee butterfly spider parrot penguin donkey kitten
+puppy
 """.split()
 THINGS = """
-ball book box chair table lamp door window key bell clock cup plate spoon bottle basket bucket drum
-kite boat train car truck bike wagon ladder rope hat coat shoe scarf glove ring coin stone shell
-feather leaf flower tree candle mirror pencil brush blanket pillow doll puppet robot rocket cake cookie
-apple pear lemon carrot potato pie honey cheese button ribbon map letter flag whistle umbrella
+ball book box chair table lamp door window key bell clock cup plate spoon bottle basket bucket
+drum kite boat train car truck bike wagon ladder rope hat coat shoe scarf glove ring coin stone
+shell feather leaf flower tree candle mirror pencil brush blanket pillow doll puppet robot rocket
+cake cookie apple pear lemon carrot potato pie honey cheese button ribbon map letter flag whistle
+umbrella
 """.split()
 PLACES = """
-park forest garden kitchen school farm beach river lake hill mountain cave castle village town market
-shop library barn bridge island harbour station museum bakery meadow desert attic cellar street
+park forest garden kitchen school farm beach river lake hill mountain cave castle village town
+market shop library barn bridge island harbour station museum bakery meadow desert attic cellar
+street
 """.split()
 COLOURS = "red blue green yellow purple orange black white brown pink grey silver".split()
 FOODS = """
-apples bread cheese cake soup rice pasta pizza honey cookies pancakes carrots plums pears fish eggs
-noodles berries beans toast cherries porridge grapes nuts
+apples bread cheese cake soup rice pasta pizza honey cookies pancakes carrots plums pears fish
+eggs noodles berries beans toast cherries porridge grapes nuts
 """.split()
 BOYS = """
-Tom Ben Sam Max Tim Jack Leo Noah Finn Oscar Hugo Peter Paul Adam Luke Henry George Arthur Felix Otto
-Ravi Omar Kenji Diego Ivan Pablo Marco Anton Erik Jonas
+Tom Ben Sam Max Tim Jack Leo Noah Finn Oscar Hugo Peter Paul Adam Luke Henry George Arthur Felix
+Otto Ravi Omar Kenji Diego Ivan Pablo Marco Anton Erik Jonas
 """.split()
 GIRLS = """
-Lily Anna Mia Sara Lucy Emma Zoe Nora Ruby Ella Rosa Clara Alice Jane Molly Daisy Sophie Hannah Maya
-Ines Leila Yuki Priya Olga Freya Greta Marta Nina Eva Lola
+Lily Anna Mia Sara Lucy Emma Zoe Nora Ruby Ella Rosa Clara Alice Jane Molly Daisy Sophie Hannah
+Maya Ines Leila Yuki Priya Olga Freya Greta Marta Nina Eva Lola
 """.split()
 NAMES = BOYS + GIRLS
 PETS = (
@@ -56,7 +62,10 @@ ticket number|locker code|phone number|room number|lucky number|score|price|pass
 ATTRIBUTE_LIST = [a for a in ATTRIBUTES.split("|") if a]
 
 
-def pick(rng: Rng, items: list[str] | tuple[str, ...]) -> str:
+T = TypeVar("T")
+
+
+def pick(rng: Rng, items: Sequence[T]) -> T:
     """One of `items`; much cheaper than `rng.choice` on a list of strings."""
     return items[int(rng.random() * len(items))]
 
@@ -112,7 +121,7 @@ def subject(rng: Rng) -> str:
 
 
 def facts(rng: Rng, count: int) -> list[Fact]:
-    """`count` facts that no question confuses: same attribute and new subjects, or all different."""
+    """`count` facts that no question confuses: one attribute of many subjects, or all differ."""
     if count == 1 and chance(rng, 0.35):
         return [Fact(pick(rng, ATTRIBUTE_LIST), "", digits(rng))]
     shared = pick(rng, ATTRIBUTE_LIST) if chance(rng, 0.6) else None
@@ -189,7 +198,7 @@ SUBJECT_QUESTIONS = (
 def question(rng: Rng, fact: Fact) -> tuple[str, str]:
     """Text that asks for the fact's value, to stand before it, and the text after the value."""
     pool = QUESTIONS + SUBJECT_QUESTIONS if fact.subject else QUESTIONS
-    before, after = pool[int(rng.random() * len(pool))]
+    before, after = pick(rng, pool)
     return _fill(before, fact), after
 
 
