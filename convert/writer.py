@@ -94,9 +94,7 @@ def check_destination(src: Path, dst: Path, *, overwrite: bool) -> None:
     if not overwrite:
         raise ValueError(f"{dst}: not empty; give --overwrite to replace a converted checkpoint")
     if not (dst / MANIFEST).is_file():
-        raise ValueError(
-            f"{dst}: not empty and without {MANIFEST}; only a converted checkpoint is replaced"
-        )
+        raise ValueError(f"{dst}: without {MANIFEST}; only a converted checkpoint is replaced")
 
 
 @dataclass

@@ -31,19 +31,19 @@ SKIPS = (
 )
 
 
-def qwen3_5(config: ModelConfig, names: Collection[str]) -> Table:
+def table(config: ModelConfig, names: Collection[str]) -> Table:
     """The table for a checkpoint with these tensor names; with none, the text-only form."""
     multimodal = any(name.startswith(MULTIMODAL) for name in names)
     prefix = MULTIMODAL if multimodal else TEXT_ONLY
-    hidden, table = config.hidden_size, (config.vocab_size, config.hidden_size)
+    hidden, words = config.hidden_size, (config.vocab_size, config.hidden_size)
     embedding = prefix + "embed_tokens.weight"
     rules = [
-        unchanged("embedding", embedding, table),
+        unchanged("embedding", embedding, words),
         zero_centred("norm", prefix + "norm.weight", hidden),
     ]
     copies = ()
     if not config.tie_embeddings:
-        rules.append(unchanged("head", HEAD, table))
+        rules.append(unchanged("head", HEAD, words))
     elif HEAD in names and embedding in names:
         copies = ((HEAD, embedding),)
     for i, layer in enumerate(config.layers):

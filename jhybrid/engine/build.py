@@ -23,7 +23,7 @@ from ..models.hybrid import ModelParams, cache_specs, model_specs
 from ..params import count_bytes, init_params
 from ..presets import preset
 from ..sharding import make_mesh
-from ..weights import load_params
+from ..weights import load
 from .config import EngineConfig
 from .engine import Engine
 from .model_runner import ModelRunner, make_buckets
@@ -140,18 +140,18 @@ def size_pools(
     The pool of pages holds at least one request of the longest context. ValueError names the flag
     when it is too small.
     """
-    one = cache_specs(config, 1, engine.page_size, 1)
+    one = cache_specs(config, 0, engine.page_size, 0)
     page_bytes = count_bytes([one.keys, one.values], dtype)
     slot_bytes = count_bytes([one.recurrent, one.conv], dtype)
     free = _free_bytes(mesh)
     left = max(0, free - GPU_WORKSPACE) if free is not None else 0
     kv = engine.kv_memory or (int(left * (1 - STATE_SHARE)) if free is not None else CPU_POOL)
     state = engine.state_memory or (int(left * STATE_SHARE) if free is not None else CPU_POOL)
-    pages, slots = kv // page_bytes, state // slot_bytes
+    pages, slots = kv // page_bytes - 1, state // slot_bytes - 1  # the last takes padding
     least = -(-context // engine.page_size)
-    hint = f"at least {least * page_bytes} bytes for one request of {context} tokens (--max-context)"
+    hint = f"at least {(least + 1) * page_bytes} bytes for one request of {context} tokens"
     require(pages >= least, "kv_memory", kv, hint)
-    require(slots >= 1, "state_memory", state, f"at least {slot_bytes} bytes for one state")
+    require(slots >= 1, "state_memory", state, f"at least {2 * slot_bytes} bytes for one state")
     if engine.kv_memory is None:  # more pages than all requests and as many again are never used
         pages = min(pages, 4 * engine.max_running * least)
     log.info(
@@ -185,7 +185,7 @@ def _default_dtype(mesh: Mesh) -> str:
 def _load(model: Model, config: ModelConfig, mesh: Mesh, dtype: Any) -> ModelParams:
     if model.folder is None:
         return init_params(model_specs(config), jax.random.key(0), dtype, mesh)
-    return load_params(model.folder, config, mesh, dtype)
+    return load(model.folder, config, mesh, dtype)
 
 
 def _free_bytes(mesh: Mesh) -> int | None:

@@ -10,6 +10,7 @@ from .request import RecoveryName
 
 RECOVERIES: tuple[RecoveryName, ...] = ("dense", "zero", "off")
 
+
 @dataclass(frozen=True)
 class EngineConfig:
     """How an engine runs. Sizes are bytes; None lets the engine choose from what the device has.

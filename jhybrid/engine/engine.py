@@ -115,9 +115,7 @@ class Engine:
         require(name not in self._sequences, "request_id", name, "an id that is not in use")
         require(len(prompt) > 0, "prompt", prompt, "at least one token")
         most = self.max_context - 1
-        require(
-            len(prompt) <= most, "prompt", f"{len(prompt)} tokens", f"at most {most} tokens"
-        )
+        require(len(prompt) <= most, "prompt", f"{len(prompt)} tokens", f"at most {most} tokens")
         worst = max(prompt, key=lambda t: t if t >= 0 else 2**31)
         size = self.vocab_size
         require(0 <= worst < size, "prompt", f"token id {worst}", f"ids from 0 to {size - 1}")
@@ -271,9 +269,7 @@ class Engine:
         extra = self._first_report(sequence)
         self._retire(sequence, reason)
         text, _ = sequence.text.finish()
-        return RequestUpdate(
-            sequence.request.request_id, text=text, finish_reason=reason, **extra
-        )
+        return RequestUpdate(sequence.request.request_id, text=text, finish_reason=reason, **extra)
 
     def _retire(self, sequence: Sequence, reason: FinishReason) -> None:
         self.scheduler.finish(sequence)

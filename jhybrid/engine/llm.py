@@ -167,7 +167,9 @@ class LLM:
 
 
 def _as_prompts(prompts: Any) -> list[Prompt]:
-    single = isinstance(prompts, (str, Mapping)) or (len(prompts) > 0 and isinstance(prompts[0], int))
+    single = isinstance(prompts, (str, Mapping)) or (
+        len(prompts) > 0 and isinstance(prompts[0], int)
+    )
     return [prompts] if single else list(prompts)
 
 

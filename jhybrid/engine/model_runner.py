@@ -7,7 +7,9 @@ each call returns. It knows shapes, not requests. Calls return at once; results 
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -46,6 +48,11 @@ from .sampler import (
     token_logprobs,
 )
 
+Shape = tuple[int, ...]
+
+# On the CPU the code is as fast as with full optimisation and is there a third sooner.
+CPU_OPTIONS: dict[str, bool | int | float | str] = {"xla_backend_optimization_level": 1}
+
 LOGPROB_BLOCK = 64  # prompt positions whose logits are in memory at once
 
 
@@ -68,9 +75,11 @@ class Buckets:
 def make_buckets(
     max_prefill_tokens: int, max_running: int, checkpoint_interval: int, pages: int
 ) -> Buckets:
-    tokens = _powers(min(64, max_prefill_tokens), max_prefill_tokens, 4)
-    sequences = _powers(1, min(max_running, 16), 4)
-    decode = _powers(1, max_running, 2)
+    """Few enough that compiling them all is quick, close enough that padding stays cheap."""
+    tokens = _powers(min(64, max_prefill_tokens), max_prefill_tokens, 6)
+    sequences = _powers(1, min(max_running, 16), 16)
+    # From two up: XLA copies whole pools to update a single slot (pallas_kernels.ragged).
+    decode = _powers(2, max(2, max_running), 4)
     return Buckets(tokens, sequences, decode, checkpoint_interval, pages)
 
 
@@ -113,6 +122,8 @@ class ModelRunner:
         self.params, self.config, self.mesh, self.buckets = params, config, mesh, buckets
         self.page_size, self.valid_vocab = page_size, valid_vocab
         self._replicated = NamedSharding(mesh, REPLICATED)
+        self._functions: dict[str, Any] = {}
+        self._executables: dict[tuple[str, Shape], Any] = {}
         specs = cache_specs(config, pages, page_size, slots)
         self.caches: Caches = map_specs(
             lambda s: jnp.zeros(s.shape, s.dtype_in(dtype), device=named_sharding(mesh, s.axes)),
@@ -156,71 +167,84 @@ class ModelRunner:
 
         def copy_pages(c: Caches, source: Array, target: Array) -> Caches:
             def one(pages: Array) -> Array:
-                drop = jnp.where(target >= 0, target, pages.shape[0])
-                return pages.at[drop].set(pages[jnp.maximum(source, 0)], mode="drop")
+                to = jnp.where(target >= 0, target, pages.shape[0] - 1)
+                found = pages[jnp.maximum(source, 0)]
+                return pages.at[to].set(found, mode="promise_in_bounds")
 
             values = None if c.values is None else one(c.values)
             return replace(c, keys=one(c.keys), values=values)
 
-        def wrap(fn: Callable[..., Any], ins: Any, outs: Any, **jit: Any) -> Callable[..., Any]:
-            return jax.jit(sharded(fn, mesh, ins, outs), **jit)
-
-        self._prefill = wrap(
-            prefill, (params, caches, whole), (whole, whole, caches), donate_argnums=1
-        )
-        self._decode = wrap(
-            decode, (params, caches, whole, whole, whole), (whole, caches), donate_argnums=1
-        )
-        self._draw = {
-            mode: wrap(
-                functools.partial(draw, mode=mode),
-                (params, whole, whole, whole),
-                (whole, whole),
-                donate_argnums=1,
+        def wrap(
+            name: str, fn: Callable[..., Any], ins: Any, outs: Any, donate: int | None
+        ) -> None:
+            placed = jax.tree.map(
+                lambda spec: NamedSharding(mesh, spec), ins, is_leaf=lambda x: x is whole
             )
-            for mode in SampleMode
-        }
-        self._prompt_logprobs = wrap(prompt_logprobs, (params, whole, whole), whole)
-        self._copy_pages = wrap(copy_pages, (caches, whole, whole), caches, donate_argnums=0)
-        self._set_row = wrap(set_row, (whole, whole, whole), whole, donate_argnums=0)
-        self._set_seen = wrap(set_seen, (whole, whole, whole, whole), whole, donate_argnums=0)
+            self._functions[name] = jax.jit(
+                sharded(fn, mesh, ins, outs),
+                in_shardings=placed,
+                donate_argnums=() if donate is None else donate,
+            )
+
+        wrap("prefill", prefill, (params, caches, whole), (whole, whole, caches), 1)
+        wrap("decode", decode, (params, caches, whole, whole, whole), (whole, caches), 1)
+        for mode in SampleMode:
+            drawn = functools.partial(draw, mode=mode)
+            wrap(f"draw-{mode.name}", drawn, (params, whole, whole, whole), (whole, whole), 1)
+        wrap("prompt_logprobs", prompt_logprobs, (params, whole, whole), whole, None)
+        wrap("copy_pages", copy_pages, (caches, whole, whole), caches, 0)
+        wrap("set_row", set_row, (whole, whole, whole), whole, 0)
+        wrap("set_seen", set_seen, (whole, whole, whole, whole), whole, 0)
+
+    def _call(self, name: str, size: Shape, *args: Any) -> Any:
+        """Run a function at a bucket, compiling it if the warm-up has not."""
+        executable = self._executables.get((name, size))
+        if executable is None:
+            executable = self._executables[name, size] = self._compile(name, args)
+        return executable(*args)
+
+    def _compile(self, name: str, args: tuple[Any, ...]) -> Any:
+        options = CPU_OPTIONS if self.mesh.devices.flat[0].platform == "cpu" else {}
+        return self._functions[name].lower(*args).compile(compiler_options=options)
 
     def prefill(self, batch: PrefillBatch) -> tuple[Array, Array]:
         """Run packed prompts; returns the hidden rows of each sequence's last token and of all."""
-        last, hidden, self.caches = self._prefill(self.params, self.caches, batch)
+        size = (batch.token_ids.shape[0], batch.page_table.shape[0])
+        last, hidden, self.caches = self._call("prefill", size, self.params, self.caches, batch)
         return last, hidden
 
     def decode(self, rows: np.ndarray, batch: DecodeBatch) -> Array:
         """Run each row's last token (which never left the device); returns hidden rows."""
-        last_token = self.rows.params.last_token
-        hidden, self.caches = self._decode(self.params, self.caches, last_token, rows, batch)
+        args = (self.params, self.caches, self.rows.params.last_token, rows, batch)
+        hidden, self.caches = self._call("decode", rows.shape, *args)
         return hidden
 
     def draw(self, hidden: Array, rows: np.ndarray, mode: SampleMode) -> Sampled:
         """Sample the next token of each row (-1: padding)."""
-        self.rows, out = self._draw[mode](self.params, self.rows, hidden, rows)
+        args = (self.params, self.rows, hidden, rows)
+        self.rows, out = self._call(f"draw-{mode.name}", rows.shape, *args)
         for leaf in jax.tree.leaves(out):
             leaf.copy_to_host_async()
         return out
 
     def prompt_logprobs(self, hidden: Array, targets: np.ndarray) -> tuple[Array, ...]:
         """Log-probabilities of `targets` [T] under hidden rows [T, D], and the best ones."""
-        return self._prompt_logprobs(self.params, hidden, targets)
+        return self._call("prompt_logprobs", targets.shape, self.params, hidden, targets)
 
     def copy_pages(self, copies: list[tuple[int, int]]) -> None:
-        """Copy whole pages (source, target); a batch never reads a page that it writes."""
+        """Copy whole pages (source, target); no page is both a source and a target."""
         width = self.buckets.decode[-1]
         for start in range(0, len(copies), width):
             pairs = np.full((2, width), -1, np.int32)
             part = copies[start : start + width]
             pairs[:, : len(part)] = np.array(part, np.int32).T
-            self.caches = self._copy_pages(self.caches, pairs[0], pairs[1])
+            self.caches = self._call("copy_pages", (), self.caches, pairs[0], pairs[1])
 
     def set_row(self, row: int, values: RowParams) -> None:
-        self.rows = self._set_row(self.rows, np.int32(row), values)
+        self.rows = self._call("set_row", (), self.rows, np.int32(row), values)
 
     def set_seen(self, row: int, in_prompt: np.ndarray, counts: np.ndarray) -> None:
-        self.rows = self._set_seen(self.rows, np.int32(row), in_prompt, counts)
+        self.rows = self._call("set_seen", (), self.rows, np.int32(row), in_prompt, counts)
 
     @property
     def vocab(self) -> int:
@@ -237,42 +261,54 @@ class ModelRunner:
 
     def compilations(self) -> int:
         """How many shapes have been compiled so far, over all functions."""
-        functions = [
-            self._prefill,
-            self._decode,
-            self._prompt_logprobs,
-            self._copy_pages,
-            self._set_row,
-            self._set_seen,
-            *self._draw.values(),
-        ]
-        return sum(fn._cache_size() for fn in functions)
+        return len(self._executables)
 
     def warm_up(self) -> Iterator[str]:
-        """Compile every function at every bucket by running it on padding; yields what is done."""
-        for tokens in self.buckets.prefill_tokens:
-            for sequences in self.buckets.prefill_sequences:
-                last, hidden = self.prefill(self.empty_prefill(tokens, sequences))
-                for mode in SampleMode:
-                    self.draw(last, np.full(sequences, -1, np.int32), mode)
-                self.prompt_logprobs(hidden, np.zeros(tokens, np.int32))
-                yield f"prefill {tokens} tokens, {sequences} sequences"
-        for size in self.buckets.decode:
-            rows = np.full(size, -1, np.int32)
-            hidden = self.decode(rows, self.empty_decode(size))
+        """Compile every function at every bucket, several at once; yields what is done."""
+        work = list(self._warm_up_calls())
+
+        def compile_one(call: tuple[str, Shape, tuple[Any, ...]]) -> tuple[str, Shape, Any]:
+            name, size, args = call
+            return name, size, self._compile(name, args)
+
+        with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
+            jobs = [pool.submit(compile_one, call) for call in work]
+            for job in as_completed(jobs):
+                name, size, executable = job.result()
+                self._executables[name, size] = executable
+                yield f"{name} {'x'.join(map(str, size))}"
+
+    def _warm_up_calls(self) -> Iterator[tuple[str, Shape, tuple[Any, ...]]]:
+        """Every (function, bucket) with arguments of the right shapes, the slowest first."""
+        b, params, caches, rows = self.buckets, self.params, self.caches, self.rows
+        for tokens in reversed(b.prefill_tokens):
+            for sequences in b.prefill_sequences:
+                batch = self.empty_prefill(tokens, sequences)
+                yield "prefill", (tokens, sequences), (params, caches, batch)
+        last_token = rows.params.last_token
+        for size in b.decode:
+            padding = np.full(size, -1, np.int32)
+            args = (params, caches, last_token, padding, self.empty_decode(size))
+            yield "decode", (size,), args
+        for size in sorted({*b.prefill_sequences, *b.decode}):
             for mode in SampleMode:
-                self.draw(hidden, rows, mode)
-            yield f"decode {size} sequences"
-        self.copy_pages([(-1, -1)])
-        row = jax.tree.map(lambda x: np.asarray(x[0]), self.rows)
-        self.set_row(0, row.params)
-        self.set_seen(0, row.in_prompt, row.counts)
-        jax.block_until_ready((self.caches, self.rows))
-        yield "cache movers"
+                args = (params, rows, self._hidden(size), np.full(size, -1, np.int32))
+                yield f"draw-{mode.name}", (size,), args
+        for tokens in b.prefill_tokens:
+            targets = np.zeros(tokens, np.int32)
+            yield "prompt_logprobs", (tokens,), (params, self._hidden(tokens), targets)
+        row = jax.tree.map(lambda x: np.zeros(x.shape[1:], x.dtype), rows)
+        pairs, zero = np.full(b.decode[-1], -1, np.int32), np.int32(0)
+        yield "copy_pages", (), (caches, pairs, pairs)
+        yield "set_row", (), (rows, zero, row.params)
+        yield "set_seen", (), (rows, zero, row.in_prompt, row.counts)
 
     def warm_up_steps(self) -> int:
-        b = self.buckets
-        return len(b.prefill_tokens) * len(b.prefill_sequences) + len(b.decode) + 1
+        return sum(1 for _ in self._warm_up_calls())
+
+    def _hidden(self, size: int) -> jax.ShapeDtypeStruct:
+        width, dtype = self.config.hidden_size, self.params.embedding.dtype
+        return jax.ShapeDtypeStruct((size, width), dtype, sharding=self._replicated)
 
     def empty_prefill(self, tokens: int, sequences: int) -> PrefillBatch:
         """A batch of padding only, in numpy: the canvas that a real one is drawn on."""

@@ -72,6 +72,4 @@ class Sequence:
     @property
     def has_penalties(self) -> bool:
         p = self.params
-        return (
-            p.presence_penalty != 0 or p.frequency_penalty != 0 or p.repetition_penalty != 1
-        )
+        return p.presence_penalty != 0 or p.frequency_penalty != 0 or p.repetition_penalty != 1

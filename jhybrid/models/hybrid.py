@@ -78,14 +78,17 @@ def _layer_specs(config: ModelConfig, layer: LayerConfig) -> LayerParams:
 
 
 def cache_specs(config: ModelConfig, pages: int, page_size: int, slots: int) -> Any:
-    """The caches of a model with a ParamSpec at every leaf (shapes, dtypes, shardings, bytes)."""
+    """The caches of a model with a ParamSpec at every leaf (shapes, dtypes, shardings, bytes).
+
+    One page and one slot more than asked for: the last ones take what padding writes.
+    """
     full, linear = config.full, config.linear
     assert isinstance(full, AttentionConfig)
     axes = (None, None, None, "kv_heads", None)
-    lead = (pages, len(config.full_layers), page_size, full.kv_heads)
+    lead = (pages + 1, len(config.full_layers), page_size, full.kv_heads)
     kv = ParamSpec((*lead, full.head_dim), axes, "zeros")
     channels = linear.key_heads * linear.conv_width
-    lead = (slots, len(config.linear_layers))
+    lead = (slots + 1, len(config.linear_layers))
     return Caches(
         keys=kv,
         values=kv,

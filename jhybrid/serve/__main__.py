@@ -53,10 +53,16 @@ def build_engine(args: argparse.Namespace) -> EngineProtocol:
 
 def main(argv: Sequence[str] | None = None) -> None:
     args = parse_args(argv)
-    logging.basicConfig(level=args.log_level.upper(), format="%(levelname)s %(name)s: %(message)s")
+    # The level is for our own lines; at "info" some libraries narrate every file that they open.
+    logging.basicConfig(level="WARNING", format="%(levelname)s %(name)s: %(message)s")
+    logging.getLogger("jhybrid").setLevel(args.log_level.upper())
     # Bound before the model loads, so that a port in use is known at once and not minutes later.
     listening = bind(args.host, args.port)
-    engine = build_engine(args)
+    try:
+        engine = build_engine(args)
+    except ValueError as error:  # a flag or a checkpoint is at fault, and the message says which
+        listening.close()
+        raise SystemExit(f"error: {error}") from None
     serve(engine, args, listening)
 
 

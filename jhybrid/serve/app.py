@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hmac
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -12,18 +11,17 @@ from fastapi import FastAPI
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.types import ASGIApp, Receive, Scope, Send
 
 from jhybrid.engine.interface import EngineProtocol
 from jhybrid.engine.metrics import CONTENT_TYPE
 from jhybrid.serve.async_engine import AsyncEngine, EngineUnavailable
-from jhybrid.serve.errors import ApiError, internal, unauthorized, unavailable
+from jhybrid.serve.errors import ApiError, unavailable
+from jhybrid.serve.http_io import ClientGone, error_response, json_response
+from jhybrid.serve.middleware import ApiKeyMiddleware, UnexpectedErrorMiddleware
 from jhybrid.serve.protocol import ChatRequest, CompletionRequest, parse_body
 from jhybrid.serve.service import Service
-from jhybrid.serve.streaming import ClientGone, dump_json
 
 MAX_BODY_BYTES = 64 * 2**20
-OPEN_PATHS = ("/health", "/metrics")  # probes and scrapers carry no key
 
 
 def create_app(
@@ -43,6 +41,7 @@ def create_app(
     # No generated docs: their pages load scripts from elsewhere.
     app = FastAPI(lifespan=lifespan, openapi_url=None, docs_url=None, redoc_url=None)
     _add_error_handlers(app)
+    app.add_middleware(UnexpectedErrorMiddleware)
     if api_key is not None:
         app.add_middleware(ApiKeyMiddleware, api_key=api_key)
 
@@ -58,19 +57,19 @@ def create_app(
 
     @app.get("/v1/models")
     async def models() -> Response:
-        return _json({"object": "list", "data": [model_card()]})
+        return json_response({"object": "list", "data": [model_card()]})
 
     @app.get("/v1/models/{model:path}")
     async def model(model: str, request: Request) -> Response:
         _service(request).check_model(model)
-        return _json(model_card())
+        return json_response(model_card())
 
     @app.get("/health")
     async def health(request: Request) -> Response:
         failure = _service(request).engine.failure
         if failure is not None:
             raise unavailable(failure)
-        return _json({"status": "ok"})
+        return json_response({"status": "ok"})
 
     @app.get("/metrics")
     async def metrics(request: Request) -> Response:
@@ -79,36 +78,20 @@ def create_app(
 
     @app.get("/server_info")
     async def server_info(request: Request) -> Response:
-        return _json(await _service(request).engine.call(lambda e: e.info()))
+        return json_response(await _service(request).engine.call(lambda e: e.info()))
 
     @app.post("/flush_cache")
     async def flush_cache(request: Request) -> Response:
         if not await _service(request).engine.call(lambda e: e.flush_cache()):
             message = "requests are running; the cache was not flushed"
             raise ApiError(409, message, kind="conflict_error", code="engine_busy")
-        return _json({"flushed": True})
+        return json_response({"flushed": True})
 
     def model_card() -> dict[str, object]:
         card = {"id": name, "object": "model", "created": created, "owned_by": "jhybrid"}
         return {**card, "max_model_len": engine.max_context}
 
     return app
-
-
-class ApiKeyMiddleware:
-    """Refuses requests without the key, comparing in constant time."""
-
-    def __init__(self, app: ASGIApp, api_key: str) -> None:
-        self._app = app
-        self._expected = f"Bearer {api_key}".encode()
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"] not in OPEN_PATHS:
-            given = dict(scope["headers"]).get(b"authorization", b"")
-            if not hmac.compare_digest(given, self._expected):
-                await _error_response(unauthorized())(scope, receive, send)
-                return
-        await self._app(scope, receive, send)
 
 
 def _service(request: Request) -> Service:
@@ -125,22 +108,14 @@ async def _read_body(request: Request) -> bytes:
     return bytes(body)
 
 
-def _json(value: object, status: int = 200, headers: dict[str, str] | None = None) -> Response:
-    return Response(dump_json(value), status, headers, media_type="application/json")
-
-
-def _error_response(error: ApiError) -> Response:
-    return _json(error.body(), error.status, error.headers)
-
-
 def _add_error_handlers(app: FastAPI) -> None:
     @app.exception_handler(ApiError)
     async def api_error(request: Request, error: ApiError) -> Response:
-        return _error_response(error)
+        return error_response(error)
 
     @app.exception_handler(EngineUnavailable)
     async def engine_unavailable(request: Request, error: EngineUnavailable) -> Response:
-        return _error_response(unavailable(str(error)))
+        return error_response(unavailable(str(error)))
 
     @app.exception_handler(HTTPException)
     async def routing_error(request: Request, error: HTTPException) -> Response:
@@ -148,7 +123,7 @@ def _add_error_handlers(app: FastAPI) -> None:
         message = f"{request.method} {request.url.path}: {error.detail}"
         code = HTTPStatus(status).phrase.lower().replace(" ", "_")
         headers = dict(error.headers or {})
-        return _error_response(
+        return error_response(
             ApiError(status, message, kind="invalid_request_error", code=code, headers=headers)
         )
 
@@ -156,7 +131,3 @@ def _add_error_handlers(app: FastAPI) -> None:
     @app.exception_handler(ClientDisconnect)
     async def client_gone(request: Request, error: Exception) -> Response:
         return Response(status_code=499)  # nobody reads it
-
-    @app.exception_handler(Exception)
-    async def unexpected(request: Request, error: Exception) -> Response:
-        return _error_response(internal())  # the server's log has the traceback

@@ -6,8 +6,6 @@ import asyncio
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from jinja2 import TemplateError
-
 from jhybrid.serve.errors import invalid
 from jhybrid.serve.protocol import ChatRequest, CompletionRequest, Message
 
@@ -69,21 +67,25 @@ def chat_token_ids(tokenizer: Any, request: ChatRequest) -> list[int]:
         if name in RESERVED_TEMPLATE_KWARGS:
             param = f"chat_template_kwargs.{name}"
             raise invalid(f"{param}: may not be set here", param)
+    for i, message in enumerate(request.messages):
+        if message.content is None and message.role != "assistant":
+            raise invalid(f"messages[{i}].content: is missing", f"messages[{i}].content")
     opens, continues = _turn(request)
     try:
-        return tokenizer.apply_chat_template(
+        text = tokenizer.apply_chat_template(
             [template_message(message) for message in request.messages],
             tools=request.tools,
             add_generation_prompt=opens,
             continue_final_message=continues,
-            tokenize=True,
-            return_dict=False,
+            tokenize=False,
             **extra,
         )
-    except (TemplateError, ValueError, TypeError) as error:
-        # Templates refuse conversations (order of roles, say) by raising.
-        message = str(error)[:200]
-        raise invalid(f"messages: the chat template refused them: {message}", "messages") from None
+    except Exception as error:
+        # A template is a program run on the client's data: it refuses conversations (order of
+        # roles, say) by raising, and stumbles over odd ones in every way Python knows.
+        message = f"messages: the chat template refused them: {str(error)[:200]}"
+        raise invalid(message, "messages") from None
+    return tokenizer.encode(text, add_special_tokens=False)
 
 
 def template_message(message: Message) -> dict[str, Any]:

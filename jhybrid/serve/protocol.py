@@ -51,7 +51,8 @@ def _one_of(expected: str) -> Discriminator:
 class FirstError(FailFast):
     """Stop at a list's first wrong element (a prompt may have 100,000); usable in unions."""
 
-    __hash__ = object.__hash__  # unions remove duplicates, and FailFast itself is unhashable
+    def __hash__(self) -> int:  # unions remove duplicates, and FailFast itself is unhashable
+        return id(self)
 
 
 # Alternatives carry a <tag>, so that an error names the element and not the alternatives tried.

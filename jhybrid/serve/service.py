@@ -15,9 +15,9 @@ from jhybrid.serve.async_engine import AsyncEngine, EngineUnavailable, Generatio
 from jhybrid.serve.chat import PromptEncoder
 from jhybrid.serve.errors import ApiError, internal, model_not_found, queue_full, unavailable
 from jhybrid.serve.generate import Job, check_token_ids, engine_refusal, fit_context
+from jhybrid.serve.http_io import EventStream, dump_json, event, json_response, until_gone
 from jhybrid.serve.protocol import ChatRequest, CompletionRequest, GenerationFields
 from jhybrid.serve.responses import ChatShape, CompletionShape, Shape, envelope
-from jhybrid.serve.streaming import EventStream, dump_json, event, until_gone
 
 log = logging.getLogger(__name__)
 
@@ -74,7 +74,7 @@ class Service:
     ) -> Response:
         if not body.stream:
             answer = await until_gone(http.receive, self._collect(job, shape))
-            return Response(dump_json(answer), media_type="application/json")
+            return json_response(answer)
         generation = await self._submit(job)
         events = self._events(job, shape, generation, body.include_usage)
         return EventStream(events, on_close=generation.close)

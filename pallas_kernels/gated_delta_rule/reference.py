@@ -121,11 +121,13 @@ def _decayed_products_per_channel(
 def _unit_lower_inverse(a: Float[Array, "H C C"], precision: lax.Precision) -> Array:
     """(I + a)^-1 for strictly lower triangular a, by doubling the inverted diagonal blocks."""
     size = a.shape[-1]
-    inverse = jnp.eye(size, dtype=a.dtype) - jnp.zeros_like(a)
-    for mask in _halving_masks(size):
-        below = jnp.where(mask, a, 0)
-        correction = jnp.matmul(below, inverse, precision=precision)
-        inverse = inverse - jnp.matmul(inverse, correction, precision=precision)
+
+    def double(inverse: Array, mask: Array) -> tuple[Array, None]:
+        correction = jnp.matmul(jnp.where(mask, a, 0), inverse, precision=precision)
+        return inverse - jnp.matmul(inverse, correction, precision=precision), None
+
+    start = jnp.broadcast_to(jnp.eye(size, dtype=a.dtype), a.shape)
+    inverse, _ = lax.scan(double, start, jnp.stack(_halving_masks(size)))
     return inverse
 
 

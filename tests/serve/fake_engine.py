@@ -29,7 +29,7 @@ def endless(prompt: str, request: Request) -> str:
 
 
 @dataclass
-class Sequence_:
+class Running:
     request: Request
     output: list[int]
     text: TextStream
@@ -56,8 +56,8 @@ class FakeEngine:
         self.vocab_size = len(self.tokenizer) + 3  # padded, as models are
         self._vocab = TokenBytes(self.tokenizer)
         self._metrics = EngineMetrics()
-        self.running: dict[str, Sequence_] = {}
-        self.waiting: list[Sequence_] = []
+        self.running: dict[str, Running] = {}
+        self.waiting: list[Running] = []
         self.gate = threading.Event()  # cleared: steps make nothing
         self.gate.set()
 
@@ -71,7 +71,7 @@ class FakeEngine:
         ids = self.tokenizer.encode(reply) if isinstance(reply, str) else list(reply)
         text = TextStream(self._vocab, request.params, request.prompt_token_ids)
         clock = RequestClock(self._metrics, request.arrival_time)
-        self.waiting.append(Sequence_(request, ids, text, clock))
+        self.waiting.append(Running(request, ids, text, clock))
         self.added.append(request)
 
     def abort(self, request_id: str) -> None:
@@ -102,7 +102,7 @@ class FakeEngine:
             self.running[sequence.request.request_id] = sequence
         return [self._advance(sequence) for sequence in list(self.running.values())]
 
-    def _advance(self, sequence: Sequence_) -> RequestUpdate:
+    def _advance(self, sequence: Running) -> RequestUpdate:
         request, params = sequence.request, sequence.request.params
         first, done = sequence.produced == 0, sequence.produced >= len(sequence.output)
         eos = self.tokenizer.eos_token_id

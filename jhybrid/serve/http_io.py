@@ -1,4 +1,4 @@
-"""Server-sent events, and noticing at once that the client has gone."""
+"""JSON and server-sent events, and noticing at once that the client has gone."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from typing import Any, TypeVar
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from jhybrid.serve.errors import ApiError
+
 T = TypeVar("T")
 
 
@@ -21,6 +23,14 @@ class ClientGone(Exception):
 def dump_json(value: Any) -> bytes:
     text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     return text.encode("utf-8")
+
+
+def json_response(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    return Response(dump_json(value), status, headers, media_type="application/json")
+
+
+def error_response(error: ApiError) -> Response:
+    return json_response(error.body(), error.status, error.headers)
 
 
 def event(data: bytes) -> bytes:

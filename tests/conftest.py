@@ -1,0 +1,30 @@
+"""What every test runs under: four CPU devices and strict promotion of dtypes."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+# Before the first import of jax, which reads them once.
+os.environ["JAX_PLATFORMS"] = os.environ.get("JAX_PLATFORMS") or "cpu"
+os.environ["XLA_FLAGS"] = (
+    os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=4"
+)
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+import jax
+import pytest
+from jax.sharding import Mesh
+
+jax.config.update("jax_numpy_dtype_promotion", "strict")
+# Engines of the same shapes recur over tests and workers: let them share what is compiled.
+jax.config.update("jax_compilation_cache_dir", str(Path(__file__).parents[1] / "build" / "xla"))
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
+
+
+@pytest.fixture(scope="session")
+def mesh() -> Mesh:
+    """A mesh of one device."""
+    from jhybrid.sharding import make_mesh
+
+    return make_mesh(1)
