@@ -48,7 +48,7 @@ COMPANIONS = (
     "LICENSE*",
 )
 
-Progress = Callable[[str, int], None]  # parameter name, bytes written
+Progress = Callable[[str, int], object]  # parameter name, bytes written
 
 
 def write_checkpoint(
@@ -132,7 +132,7 @@ def _write_arrays(conversion: Conversion, folder: Path, progress: Progress | Non
     def leaf(name: str, spec: ParamSpec) -> LazyLeaf:
         def make() -> np.ndarray:
             value = conversion.parameter(name)
-            content = hashlib.sha256(value.reshape(-1).view(np.uint8)).hexdigest()
+            content = hashlib.sha256(value.reshape(-1).view(np.uint8).data).hexdigest()
             lines[name] = f"{name} {value.dtype} {list(value.shape)} {content}\n"
             if progress is not None:
                 progress(name, value.nbytes)
