@@ -43,8 +43,13 @@ class Tiles(NamedTuple):
 
 def owner(cu: Int32[Array, " G1"], size: int) -> Int32[Array, " T"]:
     """Index of the segment (or sequence) that each of `size` packed tokens belongs to."""
-    index = jnp.searchsorted(cu, jnp.arange(size, dtype=cu.dtype), side="right") - 1
-    return jnp.clip(index, 0, cu.shape[0] - 2).astype(jnp.int32)
+    return _find(cu[1:-1], jnp.arange(size, dtype=cu.dtype))
+
+
+def _find(borders: Int32[Array, " G"], index: Int32[Array, " N"]) -> Int32[Array, " N"]:
+    """How many borders lie at or before each index. One comparison of all with all: there are
+    few borders, and a search loop would not be shared by the layers that ask the same."""
+    return jnp.sum(borders <= index[:, None], axis=1, dtype=jnp.int32)
 
 
 def chain_start(segments: Segments) -> Int32[Array, " G"]:
@@ -72,8 +77,7 @@ def make_tiles(
     ends = jnp.cumsum(per_segment)
     starts = ends - per_segment
     index = jnp.arange(count, dtype=jnp.int32)
-    segment = jnp.searchsorted(ends, index, side="right").astype(jnp.int32)
-    segment = jnp.minimum(segment, groups - 1)
+    segment = _find(ends[:-1], index)
     offset = (index - starts[segment])[:, None] * tile + jnp.arange(tile, dtype=jnp.int32)
     valid = (offset < lengths[segment][:, None]) & (index < ends[-1])[:, None]
     tokens = jnp.where(valid, cu[segment][:, None] + offset, 0)
@@ -92,6 +96,9 @@ def gather_slots(pool: Array, slots: Int32[Array, " N"], layer: int) -> Array:
 
 
 def scatter_slots(pool: Array, slots: Int32[Array, " N"], layer: int, rows: Array) -> Array:
-    """Pool with `rows` at `[slots, layer]`; rows with a negative slot are dropped."""
-    target = jnp.where(slots >= 0, slots, pool.shape[0])
-    return pool.at[target, layer].set(rows.astype(pool.dtype), mode="drop")
+    """Pool with `rows` at `[slots, layer]`. Rows with a negative slot go to the pool's last slot,
+    which nobody owns: every write is in bounds, so it is done in place. (With a single slot XLA
+    fuses reading, updating and writing, and keeps a copy of the pool to be safe.)
+    """
+    target = jnp.where(slots >= 0, slots, pool.shape[0] - 1)
+    return pool.at[target, layer].set(rows.astype(pool.dtype), mode="promise_in_bounds")

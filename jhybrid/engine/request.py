@@ -140,9 +140,8 @@ class RequestUpdate:
 
     `text` is new text that is final: complete UTF-8 characters, nothing that could still turn
     out to be part of a stop string, never a stop string itself. `token_ids` and `logprobs` are
-    the step's new tokens and may run ahead of `text`. `token_texts` are the tokens' own texts,
-    one per logprob, for OpenAI's logprob fields. `prefix_cache` and `prompt_logprobs` come with
-    the first update; `prompt_logprobs[0]` is None. After `finish_reason` nothing follows;
+    the step's new tokens and may run ahead of `text`. `prefix_cache` and `prompt_logprobs` come
+    with the first update; `prompt_logprobs[0]` is None. After `finish_reason` nothing follows;
     `error` says why when it is "error".
     """
 

@@ -6,6 +6,7 @@ all of them, OLMo-Hybrid's only a norm over the whole projection.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -126,4 +127,4 @@ def attend(
             o = decode_paged_attention(
                 q, keys, values, layer, batch.positions, batch.page_table, scale=scale
             )
-    return o, caches.replace(keys=keys, values=values)  # pyright: ignore[reportAttributeAccessIssue]
+    return o, replace(caches, keys=keys, values=values)

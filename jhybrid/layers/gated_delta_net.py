@@ -8,6 +8,7 @@ Everything is laid out by key head, so that cutting the key heads over ranks cut
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -112,7 +113,7 @@ def convolve(
         case DecodeBatch():
             assert caches is not None
             y, pool = decode_causal_conv1d(x, conv_weight, caches.conv, layer, batch.state_slots)
-    return y, caches.replace(conv=pool)  # pyright: ignore[reportAttributeAccessIssue]
+    return y, replace(caches, conv=pool)
 
 
 def delta_rule(
@@ -138,4 +139,4 @@ def delta_rule(
             assert caches is not None
             pool = caches.recurrent
             o, pool = decode_gated_delta_rule(q, k, v, g, beta, pool, layer, batch.state_slots)
-    return o, caches.replace(recurrent=pool)  # pyright: ignore[reportAttributeAccessIssue]
+    return o, replace(caches, recurrent=pool)

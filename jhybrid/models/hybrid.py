@@ -77,25 +77,28 @@ def _layer_specs(config: ModelConfig, layer: LayerConfig) -> LayerParams:
     )
 
 
-def cache_specs(config: ModelConfig, pages: int, page_size: int, slots: int) -> Caches:
-    """The caches of a model with a ParamSpec at every leaf (shapes, dtypes, shardings, bytes)."""
+def cache_specs(config: ModelConfig, pages: int, page_size: int, slots: int) -> Any:
+    """The caches of a model with a ParamSpec at every leaf (shapes, dtypes, shardings, bytes).
+
+    One page and one slot more than asked for: the last ones take what padding writes.
+    """
     full, linear = config.full, config.linear
     assert isinstance(full, AttentionConfig)
     axes = (None, None, None, "kv_heads", None)
-    lead = (pages, len(config.full_layers), page_size, full.kv_heads)
+    lead = (pages + 1, len(config.full_layers), page_size, full.kv_heads)
     kv = ParamSpec((*lead, full.head_dim), axes, "zeros")
     channels = linear.key_heads * linear.conv_width
-    lead = (slots, len(config.linear_layers))
+    lead = (slots + 1, len(config.linear_layers))
     return Caches(
-        keys=kv,  # pyright: ignore[reportArgumentType]
-        values=kv,  # pyright: ignore[reportArgumentType]
-        recurrent=ParamSpec(  # pyright: ignore[reportArgumentType]
+        keys=kv,
+        values=kv,
+        recurrent=ParamSpec(
             (*lead, linear.value_heads, linear.key_dim, linear.value_dim),
             (None, None, "value_heads", None, None),
             "zeros",
             dtype=jnp.float32,
         ),
-        conv=ParamSpec(  # pyright: ignore[reportArgumentType]
+        conv=ParamSpec(
             (*lead, linear.conv_size - 1, channels), (None, None, None, "key_heads"), "zeros"
         ),
     )

@@ -23,10 +23,12 @@ def write_pages(
     rows: Float[Array, "T Hkv D"],
     kv_slots: Int32[Array, " T"],
 ) -> Float[Array, "P L page Hkv D"]:
-    """Rows written at `kv_slots` (page * page_size + offset); negative ones are dropped."""
+    """Rows written at `kv_slots` (page * page_size + offset); negative ones go to the last page,
+    which nobody owns."""
     count, _, size = pages.shape[:3]
-    page = jnp.where(kv_slots >= 0, kv_slots // size, count)
-    return pages.at[page, layer, kv_slots % size].set(rows.astype(pages.dtype), mode="drop")
+    page = jnp.where(kv_slots >= 0, kv_slots // size, count - 1)
+    at = pages.at[page, layer, kv_slots % size]
+    return at.set(rows.astype(pages.dtype), mode="promise_in_bounds")
 
 
 def _attend(

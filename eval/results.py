@@ -1,0 +1,78 @@
+"""Result records: one JSON line each, with everything needed to know where a number came from."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import subprocess
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from jhybrid.engine.build import versions
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """What all records of a run share."""
+
+    commit: str
+    versions: dict[str, str]
+    device: str
+    command: str
+
+
+@dataclass(frozen=True)
+class Result:
+    """One measured value. `n` is how many observations it summarises."""
+
+    suite: str
+    case: str
+    arm: str
+    metric: str
+    value: float
+    unit: str
+    n: int
+
+
+def provenance() -> Provenance:
+    device = jax.devices()[0]
+    return Provenance(
+        commit=_commit(),
+        versions=versions(),
+        device=f"{len(jax.devices())} x {device.device_kind} ({device.platform})",
+        command="python -m jhybrid.eval " + shlex.join(sys.argv[1:]),
+    )
+
+
+def _commit() -> str:
+    """The checkout's commit, marked when files differ from it; "unknown" outside a checkout."""
+
+    def git(*args: str) -> str:
+        folder = Path(__file__).resolve().parent
+        return subprocess.run(
+            ["git", *args], cwd=folder, capture_output=True, text=True, check=True
+        ).stdout.strip()
+
+    try:
+        return git("rev-parse", "--short=12", "HEAD") + ("-dirty" if git("status", "-s") else "")
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+
+
+class ResultsFile:
+    """Appends records to DIR/results.jsonl as they are made, so that a kill loses none."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._path = folder / "results.jsonl"
+        self._shared = asdict(provenance())
+
+    def append(self, result: Result) -> dict[str, Any]:
+        record = {**asdict(result), **self._shared}
+        with self._path.open("a") as file:
+            file.write(json.dumps(record) + "\n")
+        return record

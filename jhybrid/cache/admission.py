@@ -1,0 +1,53 @@
+"""What a running request holds of the cache, and what the cache reports."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from jhybrid.cache.allocator import PoolCounts
+from jhybrid.cache.radix_node import Lock, Refusal
+
+
+@dataclass(eq=False)
+class Admission:
+    """The lease of one running request. The manager changes it; the engine reads it every step."""
+
+    matched: int  # tokens whose KV is reused
+    restored: int  # depth of the state to start from; 0: zero state
+    source_slot: int  # the tree's slot with that state, to be read and never written; -1: zero
+    slot: int  # the request's own slot
+    page_table: list[int]
+    page_copies: list[tuple[int, int]]  # (src, dst) to be copied before the first step
+    write_from: int  # first position whose KV the request writes
+    branch_depth: int | None  # where a checkpoint helps the next request that shares the prefix
+    reason: str | None  # why restored < matched, or why nothing was matched
+    lock: Lock
+    shared: int  # full pages of [0, shared) are the tree's
+    state_depth: int | None = None  # tokens the state in `slot` has consumed; None: not written
+
+    def set_state_depth(self, depth: int) -> None:
+        """Says that the state of `depth` tokens is written (dispatched) to `slot`."""
+        if depth < 0:
+            raise ValueError(f"state depth must not be negative, got {depth}")
+        self.state_depth = depth
+
+
+@dataclass(frozen=True)
+class Commit:
+    """Tokens [0, duplicate) were in the tree already, `new` ones follow.
+
+    `refused` is why the tree did not take the state that was offered, None if it did.
+    """
+
+    new: int
+    duplicate: int
+    refused: Refusal | None
+
+
+@dataclass(frozen=True)
+class CacheStats:
+    """Owners per pool, and how many pages and checkpoints had to make room, by pool."""
+
+    kv_pages: PoolCounts
+    native_slots: PoolCounts
+    evictions: dict[str, int]

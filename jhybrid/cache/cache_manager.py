@@ -1,0 +1,289 @@
+"""What the scheduler asks of the cache: admit, grow, checkpoint, commit, finish.
+
+Who owns the KV of a request admitted with a match of m tokens and a checkpoint at c:
+
+    [0, m // page_size full pages)   the tree; the request holds references and only reads
+    rest of [0, m)                   copied into the request's own page (`page_copies`)
+    [m, ...)                         the request; positions below `write_from` = m stay as they are
+
+Tokens c..m run again for the state only. What is committed is shared from then on, and the
+request writes only behind it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from jhybrid.cache.admission import Admission, CacheStats, Commit
+from jhybrid.cache.allocator import PageAllocator, SlotAllocator
+from jhybrid.cache.radix_cache import RadixCache, as_tokens
+from jhybrid.cache.radix_node import Checkpoint, Insertion, Match, Tokens
+
+
+class CacheManager:
+    """Pages, slots and the prefix tree of one server. Not thread-safe: the scheduler owns it."""
+
+    def __init__(
+        self, total_pages: int, page_size: int, total_slots: int, checkpoint_interval: int
+    ) -> None:
+        if checkpoint_interval < 1:
+            raise ValueError(f"checkpoint_interval must be at least 1, got {checkpoint_interval}")
+        self.page_size = page_size
+        self.checkpoint_interval = checkpoint_interval
+        self._pages = PageAllocator(total_pages)
+        self._slots = SlotAllocator(total_slots)
+        self._tree = RadixCache(page_size, self._pages, self._slots)
+        self._leases: set[Admission] = set()
+        self._reserved: set[int] = set()  # slots handed out for checkpoints, not committed yet
+
+    def admit(
+        self,
+        tokens: Sequence[int] | Tokens,
+        limit: int,
+        reuse: bool = True,
+        tokens_total: int = 0,
+    ) -> Admission | None:
+        """Matches at most `limit` tokens and takes a slot and pages for [0, tokens_total).
+
+        All or nothing: None when there is no room now, with nothing held. When nothing else runs
+        it fails only if `tokens_total` does not fit the pool or every slot is reserved; then
+        rather than wait for its own hit to get out of the way it does without (`no_room`).
+        """
+        tokens = as_tokens(tokens)
+        match = self._tree.match(tokens, limit if reuse else 0)
+        lease = self._admit(match, tokens_total, match.reason if reuse else "disabled")
+        if lease is None and match.length and not self._leases:
+            lease = self._admit(self._tree.match(tokens, 0), tokens_total, "no_room")
+        return lease
+
+    def grow(self, lease: Admission, tokens_total: int) -> bool:
+        """Gets pages for the positions [0, tokens_total): all of them, or none and False.
+
+        Evicts least recently used leaves when needed. When nothing else runs and the source is
+        released, it fails only if the tokens do not fit the pool.
+        """
+        self._check_live(lease)
+        needed = self._pages_for(tokens_total) - len(lease.page_table)
+        if needed <= 0:
+            return True
+        pages = self._take_pages(needed)
+        last_resort = len(self._leases) == 1 and lease.lock.checkpoint_node is None
+        if pages is None and last_resort and self._pages_for(tokens_total) <= self._pages.total:
+            # The request's own prefix is in the way, where the tree has other pages for it than
+            # the request. Its references keep what it reads, so the tree may lose it.
+            self._tree.unlock(lease.lock)
+            lease.shared = 0
+            pages = self._take_pages(needed)
+        lease.page_table.extend(pages or ())
+        return pages is not None
+
+    def release_source(self, lease: Admission) -> None:
+        """The first step is dispatched: the checkpoint read and the pages copied may go.
+
+        The device runs in order, so whoever gets them next writes after the read.
+        """
+        self._check_live(lease)
+        self._tree.unlock_checkpoint(lease.lock)
+        self._pages.release([src for src, _ in lease.page_copies], "running")
+        lease.page_copies = []
+
+    def reserve_checkpoint_slots(self, n: int, reserve: int = 0) -> list[int]:
+        """Up to `n` slots to write checkpoints to, evicting least recently used ones.
+
+        Leaves at least `reserve` slots that are free or can be freed for running requests. Every
+        slot goes back through `commit_prefix` or `release_checkpoint_slots`.
+        """
+        obtainable = self._slots.free + self._tree.evictable_checkpoints - reserve
+        taken = [self._take_slot() for _ in range(min(n, obtainable))]
+        slots = [slot for slot in taken if slot is not None]
+        self._reserved.update(slots)
+        return slots
+
+    def release_checkpoint_slots(self, slots: Iterable[int]) -> None:
+        """Gives back reserved slots that were not committed."""
+        for slot in slots:
+            self._take_back(slot)
+            self._slots.release(slot, "running")
+
+    def checkpoint_depths(
+        self, lease: Admission, start: int, end: int, prompt_len: int
+    ) -> list[int]:
+        """Depths in (start, end] where a state is worth keeping, in order.
+
+        The grid; where the tree branches off; and one short of the prompt, the deepest state
+        from which the very same prompt can go on, since one token must run to give logits.
+        """
+        step = self.checkpoint_interval
+        depths = set(range((start // step + 1) * step, end + 1, step))
+        depths.add(prompt_len - 1)
+        if lease.branch_depth is not None:
+            depths.add(lease.branch_depth)
+        return sorted(depth for depth in depths if start < depth <= end)
+
+    def commit_prefix(
+        self,
+        lease: Admission,
+        tokens: Sequence[int] | Tokens,
+        checkpoint: tuple[int, int] | None = None,
+    ) -> Commit:
+        """Shares the KV of `tokens`, the request's first ones, all of them computed (dispatched).
+
+        `checkpoint` is (slot, depth) with a reserved slot; a refused one is freed. Where the tree
+        had the tokens, the request goes over to the tree's full pages: read `page_table` anew.
+        """
+        self._check_live(lease)
+        self._check_covered(lease, tokens)
+        state = Checkpoint(*checkpoint) if checkpoint is not None else None
+        if state is not None:
+            self._take_back(state.slot)
+        inserted = self._tree.insert(tokens, lease.page_table, state)
+        if state is not None and inserted.refused:
+            self._slots.release(state.slot, "running")
+        self._share(lease, inserted)
+        if inserted.node.end > lease.lock.node.end:
+            self._tree.move_lock(lease.lock, inserted.node)
+        new = inserted.node.end - inserted.duplicate
+        return Commit(new, inserted.duplicate, inserted.refused)
+
+    def finish(
+        self, lease: Admission, tokens: Sequence[int] | Tokens, donate: bool = True
+    ) -> Commit:
+        """Ends the request: finished, aborted or preempted. Everything it holds is given up.
+
+        `tokens` are those whose KV and state are written. They go to the tree, and the slot with
+        them as their checkpoint if its state has that depth. With `donate` False nothing does.
+        """
+        self._check_live(lease)
+        tokens = as_tokens(tokens)
+        self._check_covered(lease, tokens)
+        self.release_source(lease)
+        commit, donated = Commit(0, 0, None), False
+        if donate and len(tokens):
+            state = Checkpoint(lease.slot, len(tokens))
+            writes = state if lease.state_depth == state.depth else None
+            inserted = self._tree.insert(tokens, lease.page_table, writes)
+            donated = writes is not None and inserted.refused is None
+            refused = inserted.refused if writes else "depth"
+            commit = Commit(len(tokens) - inserted.duplicate, inserted.duplicate, refused)
+        if not donated:
+            self._slots.release(lease.slot, "running")
+        self._tree.unlock(lease.lock)
+        self._pages.release(lease.page_table, "running")
+        self._leases.remove(lease)
+        lease.page_table, lease.slot, lease.state_depth = [], -1, None
+        return commit
+
+    def flush(self) -> None:
+        """Drops everything cached that no running request uses."""
+        self._tree.flush()
+
+    def stats(self) -> CacheStats:
+        evictions = {
+            "kv_pages": self._tree.evicted_pages,
+            "native_slots": self._tree.evicted_checkpoints,
+        }
+        return CacheStats(self._pages.counts(), self._slots.counts(), evictions)
+
+    def check_integrity(self) -> None:
+        """Recounts pages, slots and locks of tree and requests. RuntimeError with the numbers."""
+        self._tree.check_integrity()
+        refs = np.zeros(self._pages.total, np.int64)
+        locks: dict[int, int] = {}
+        checkpoint_locks: dict[int, int] = {}
+        for lease in self._leases:
+            held = [*lease.page_table, *(src for src, _ in lease.page_copies)]
+            np.add.at(refs, np.asarray(held, np.intp), 1)
+            node, source = lease.lock.node, lease.lock.checkpoint_node
+            locks[node.serial] = locks.get(node.serial, 0) + 1
+            if source is not None:
+                checkpoint_locks[source.serial] = checkpoint_locks.get(source.serial, 0) + 1
+        self._pages.check_integrity("running", refs)
+        slots = {lease.slot for lease in self._leases} | self._reserved
+        self._slots.check_integrity("running", slots)
+        if len(slots) != len(self._leases) + len(self._reserved):
+            raise RuntimeError(
+                f"{len(self._leases)} requests and {len(self._reserved)} reservations hold "
+                f"{len(slots)} slots"
+            )
+        for node in self._tree.walk():
+            held = (locks.get(node.serial, 0), checkpoint_locks.get(node.serial, 0))
+            if (node.locks, node.checkpoint_locks) != held:
+                raise RuntimeError(
+                    f"node [{node.start}, {node.end}) has {node.locks} and "
+                    f"{node.checkpoint_locks} locks, requests hold {held}"
+                )
+
+    def _admit(self, match: Match, tokens_total: int, reason: str | None) -> Admission | None:
+        lock = self._tree.lock(match)  # first: making room must not take what was matched
+        shared = match.length // self.page_size
+        needed = self._pages_for(max(match.length, tokens_total)) - shared
+        slot_obtainable = self._slots.free or self._tree.evictable_checkpoints
+        pages = self._take_pages(needed) if slot_obtainable else None
+        slot = self._take_slot() if pages is not None else None
+        if pages is None or slot is None:
+            self._pages.release(pages or (), "running")
+            self._tree.unlock(lock)
+            return None
+        copies = [(int(match.pages[-1]), pages[0])] if match.length % self.page_size else []
+        self._pages.retain(match.pages[:shared], "running")
+        self._pages.retain([src for src, _ in copies], "running")
+        self._tree.touch(lock)
+        source = match.checkpoint_node.checkpoint if match.checkpoint_node else None
+        lease = Admission(
+            matched=match.length,
+            restored=match.restored,
+            source_slot=source.slot if source else -1,
+            slot=slot,
+            page_table=[*match.pages[:shared].tolist(), *pages],
+            page_copies=copies,
+            write_from=match.length,
+            branch_depth=match.branch_depth,
+            reason=reason,
+            lock=lock,
+            shared=match.length,
+        )
+        self._leases.add(lease)
+        return lease
+
+    def _share(self, lease: Admission, inserted: Insertion) -> None:
+        """Replaces the request's own full pages by the tree's where both have the same tokens."""
+        first, last = lease.shared // self.page_size, inserted.duplicate // self.page_size
+        if first < last:
+            theirs = self._tree.page_table(inserted.node)[first:last]
+            self._pages.retain(theirs, "running")
+            self._pages.release(lease.page_table[first:last], "running")
+            lease.page_table[first:last] = theirs.tolist()
+        lease.shared = max(lease.shared, inserted.node.end)
+
+    def _take_pages(self, n: int) -> list[int] | None:
+        if n > self._pages.free and n > self._pages.free + self._pages.reclaimable():
+            return None  # evicting everything would not do: keep it
+        while self._pages.free < n:
+            if self._tree.evict_leaf() is None:
+                return None
+        return self._pages.allocate(n)
+
+    def _take_slot(self) -> int | None:
+        if not self._slots.free:
+            self._tree.evict_checkpoint()
+        slots = self._slots.allocate(1)
+        return slots[0] if slots else None
+
+    def _take_back(self, slot: int) -> None:
+        if slot not in self._reserved:
+            raise ValueError(f"slot {slot} is not reserved for a checkpoint")
+        self._reserved.remove(slot)
+
+    def _pages_for(self, tokens: int) -> int:
+        return -(-tokens // self.page_size)
+
+    def _check_live(self, lease: Admission) -> None:
+        if lease not in self._leases:
+            raise RuntimeError("the admission is finished")
+
+    def _check_covered(self, lease: Admission, tokens: Sequence[int] | Tokens) -> None:
+        have, tokens_held = len(lease.page_table), len(lease.page_table) * self.page_size
+        if len(tokens) > tokens_held:
+            raise ValueError(f"{have} pages hold {tokens_held} tokens, not {len(tokens)}")

@@ -1,0 +1,192 @@
+"""The model's card (README.md), written from its folder: config, log and evaluation.
+
+`python -m jhybrid.demo.card FOLDER` writes it again.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from .trials import TEMPERATURE
+
+MISSING = "left out: no time"
+TEXT = """\
+---
+license: apache-2.0
+language: en
+pipeline_tag: text-generation
+tags: [gated-deltanet, hybrid-attention, byte-level, demonstration]
+---
+
+# jhybrid demo
+
+A very small hybrid language model that jhybrid carries so that it can be tried, tested and
+measured without any download. It is trained from nothing by `python -m jhybrid.demo.train`.
+
+{shape}
+
+It has the layout of a text-only Qwen3.5 checkpoint (`Qwen3_5ForCausalLM`) and loads in
+transformers. Tokens are bytes: 256 byte values and a few markers; the chat template is ChatML.
+
+## What it can do
+* Write short, simple stories in English, about things that it is asked for.
+* Recall numbers, names and words that stand earlier in its context, up to a few thousand bytes.
+* Hold a very simple conversation.
+
+## What it cannot do
+* It knows next to nothing about the world, cannot reason, do arithmetic beyond single digits or
+  follow instructions other than those it was trained on. It speaks English only.
+* What it says is often wrong, and nothing was done to make it safe. It is a test object: do not
+  build on what it writes.
+* Its stories resemble its training stories, of which there are few; see "copied" below.
+
+## How it was trained
+{training}
+
+{phases}
+
+The text is plain English of two kinds, and generated rows:
+* 44 children's classics and easy novels from Standard Ebooks (texts in the US public domain,
+  edition CC0 1.0);
+* about 840 TinyStories (Eldan and Li, 2023; CDLA-Sharing-1.0);
+* stories, conversations and exercises made by `jhybrid/demo` (retrieval, copying, last write wins,
+  variable tracking, counting), without end and in its own words.
+
+Two books (The Time Machine, Peter and Wendy), four books of essays and 5 % of the stories were held
+out. `train_log.jsonl` has the run: losses by task, gradient norm, learning rate, speed; its last
+lines are the evaluation below. The weights are under Apache-2.0, like the program.
+
+## Evaluation
+All with the published bfloat16 weights, by greedy decoding unless said otherwise.
+
+### Recall
+A 5-digit number stands once, at a random place, in {low} to {high} bytes of essays that were held
+out; the model is asked for it at the end. `unseen_wording`: sentences unlike those of training.
+`in_chat`: text and question are a user's message. `four_numbers`: one of four such numbers.
+
+{recall}
+
+### Other skills
+Share of answers that are right in every token, in rows of about {low} bytes.
+
+{skills}
+
+### Text
+Cross entropy in nats per byte. "seen" is training text: the gap shows how much was memorised.
+
+{held_out}
+
+### Learned horizons
+Tokens after which a value head's state has faded to 1/1000, per linear layer. "start" and "end" are
+static horizons, from the weights alone, before and after training: the decay gates were learned.
+"on text" is at the mean decay measured on held-out text; "slow" and "fast" are at the 10th and
+90th percentile of the decay there, and differ because the gates follow the text.
+
+{horizons}
+
+### Samples
+Temperature {temperature}, not selected. "copied" is the share of stretches of 50 bytes that stand
+word for word in the training text.
+
+{samples}
+"""
+
+
+def write_card(folder: Path) -> None:
+    """README.md of the model in `folder`."""
+    lines = (folder / "train_log.jsonl").read_text().splitlines()
+    (folder / "README.md").write_text(
+        card(json.loads((folder / "config.json").read_text()), [json.loads(x) for x in lines])
+    )
+
+
+def card(config: dict[str, Any], log: list[dict[str, Any]]) -> str:
+    """The card's text from config.json and the records of the training log."""
+    start = next(r for r in log if r["kind"] == "start")
+    steps = [r for r in log if r["kind"] == "step"]
+    result: dict[str, Any] = {}
+    for record in log:
+        result |= record if record["kind"] == "evaluation" else {}
+    low, high = start["trial_bytes"]
+    kinds = "".join("F" if t.startswith("full") else "L" for t in config["layer_types"])
+    shape = (
+        f"{start['parameters'] / 1e6:.2f} M parameters; {config['num_hidden_layers']} layers "
+        f"({kinds}: L Gated DeltaNet, F full attention), width {config['hidden_size']}, "
+        f"{config['linear_num_value_heads']} value heads a linear layer with states of "
+        f"{config['linear_key_head_dim']} x {config['linear_value_head_dim']}, "
+        f"{config['num_attention_heads']} attention heads of {config['head_dim']}."
+    )
+    training = (
+        f"{steps[-1]['tokens'] / 1e6:.0f} M bytes in {steps[-1]['step']:,} steps and "
+        f"{steps[-1]['seconds']:.0f} seconds on {start['device']} (JAX {start['jax']}), preset "
+        f"`{start['preset']}`, seed {start['seed']}. AdamW; decay gates at a tenth of the rate."
+    )
+    recall = {k.removeprefix("recall_"): v for k, v in result.items() if k.startswith("recall_")}
+    return TEXT.format(
+        shape=shape,
+        training=training,
+        phases=_phases(steps),
+        low=low,
+        high=high,
+        recall=_table(
+            ("trials", "passed", "of"),
+            [(k, v["passed"], v["trials"]) for k, v in recall.items() if isinstance(v, dict)],
+        ),
+        skills=_mapping(result.get("skills"), ("task", "exact", "answers"), ("exact", "answers")),
+        held_out=_mapping(result.get("held_out_nats_per_byte"), ("text", "nats per byte")),
+        horizons=_horizons(result.get("initial_horizons", {}), result.get("horizons")),
+        temperature=TEMPERATURE,
+        samples=_samples(result.get("samples")),
+    )
+
+
+def _table(head: tuple[str, ...], rows: list[tuple[Any, ...]]) -> str:
+    lines = [head, ("---",) * len(head), *rows]
+    return "\n".join("| " + " | ".join(str(cell) for cell in row) + " |" for row in lines)
+
+
+def _mapping(value: Any, head: tuple[str, ...], fields: tuple[str, ...] = ()) -> str:
+    if not isinstance(value, dict):  # a measurement that was left out says so
+        return str(value or MISSING)
+    rows = [(k, *(v[f] for f in fields)) if fields else (k, v) for k, v in value.items()]
+    return _table(head, rows)
+
+
+def _phases(steps: list[dict[str, Any]]) -> str:
+    """Last log line of each phase: when it ended and what the losses were."""
+    last = {record["phase"]: record for record in steps}
+    rows = []
+    for name, r in last.items():
+        losses = ", ".join(f"{task} {loss:.2f}" for task, loss in r["loss"].items())
+        rows.append((name, r["step"], round(r["tokens"] / 1e6, 1), round(r["seconds"]), losses))
+    return _table(("phase", "steps", "M bytes", "seconds", "loss of prose and answers"), rows)
+
+
+def _horizons(before: dict[str, list[float]], horizons: Any) -> str:
+    if not isinstance(horizons, dict):
+        return str(horizons or MISSING)
+    rows = []
+    for (layer, after), on_text in zip(
+        horizons["static"].items(), horizons["on_text"], strict=True
+    ):
+        cells = (before[layer], after, on_text["mean"], on_text["slow"], on_text["fast"])
+        rows.append((layer, *(", ".join(f"{x:.0f}" for x in cell) for cell in cells)))
+    return _table(("layer", "start", "end", "on text", "slow", "fast"), rows)
+
+
+def _samples(samples: Any) -> str:
+    if not isinstance(samples, list):
+        return str(samples or MISSING)
+    shown = []
+    for s in samples:
+        asked = f"User: {s['user']}" if s["user"] else f"Text: {s['start']}"
+        reply = "\n".join(f"> {line}" for line in (s["start"] + s["reply"]).split("\n"))
+        shown.append(f"{asked} (copied: {s['copied']})\n\n{reply}")
+    return "\n\n".join(shown)
+
+
+if __name__ == "__main__":
+    write_card(Path(sys.argv[1]))

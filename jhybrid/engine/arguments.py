@@ -1,0 +1,96 @@
+"""Command-line flags of the engine, shared by every program that builds one.
+
+A flag that is not given is None: defaults belong to the engine's configuration.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from typing import get_args
+
+from jhybrid.engine.request import RecoveryName
+
+SIZE_UNITS = {
+    "": 1,
+    "b": 1,
+    **{f"{prefix}ib": 2 ** (10 * power) for power, prefix in enumerate("kmgt", start=1)},
+    **{f"{prefix}b": 10 ** (3 * power) for power, prefix in enumerate("kmgt", start=1)},
+}
+
+
+def parse_size(text: str) -> int:
+    """Bytes from `1048576`, `64MiB` or `1.5GiB`; MB and GB are powers of ten."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([a-zA-Z]*)\s*", text, re.ASCII)
+    if match is None or match[2].lower() not in SIZE_UNITS:
+        raise ValueError(f"size must be bytes or like 64MiB or 2GiB, got {text!r}")
+    unit = SIZE_UNITS[match[2].lower()]
+    return int(match[1]) * unit if "." not in match[1] else int(float(match[1]) * unit)
+
+
+def size(text: str) -> int:
+    try:
+        return parse_size(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, got {text}")
+    return value
+
+
+def ratio(text: str) -> float:
+    value = float(text)
+    if not 0 <= value <= 1:
+        raise argparse.ArgumentTypeError(f"must be from 0 to 1, got {text}")
+    return value
+
+
+def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "model",
+        nargs="?",
+        default="demo",
+        metavar="MODEL",
+        help="converted or Hugging Face checkpoint directory, demo, or dummy:PRESET",
+    )
+    model = parser.add_argument_group("model")
+    model.add_argument("--tp", type=positive, metavar="N", help="tensor parallel ranks")
+    model.add_argument("--dtype", choices=("bfloat16", "float32"), help="of weights and KV")
+    model.add_argument("--max-context", type=positive, metavar="N", help="prompt plus output")
+
+    cache = parser.add_argument_group("prefix cache")
+    cache.add_argument(
+        "--recovery",
+        choices=get_args(RecoveryName),
+        default="dense",
+        help="how a hit becomes an active state (default: dense)",
+    )
+    cache.add_argument("--w-max", type=positive, metavar="N", help="cutoff horizon in tokens")
+    cache.add_argument("--replay-ratio", type=ratio, metavar="R", help="suffix replayed, 0 to 1")
+    cache.add_argument("--checkpoint-interval", type=positive, metavar="N", help="in tokens")
+    cache.add_argument("--checkpoint-dtype", choices=("float32", "int8"))
+    cache.add_argument("--layout", choices=("ragged", "padded"), help="of compressed checkpoints")
+    cache.add_argument(
+        "--placement", choices=("off", "storage", "hybrid"), help="of heads on ranks"
+    )
+
+    memory = parser.add_argument_group("memory (bytes, or like 64MiB)")
+    memory.add_argument(
+        "--state-memory", type=size, metavar="SIZE", help="native + compressed + scratch states"
+    )
+    memory.add_argument("--kv-memory", type=size, metavar="SIZE")
+    memory.add_argument("--host-memory", type=size, metavar="SIZE", help="host tier of the cache")
+    memory.add_argument("--page-size", type=positive, metavar="N", help="tokens per KV page")
+
+    schedule = parser.add_argument_group("scheduling")
+    schedule.add_argument("--max-running", type=positive, metavar="N", help="sequences at once")
+    schedule.add_argument(
+        "--max-prefill-tokens", type=positive, metavar="N", help="prompt tokens per step"
+    )
+    schedule.add_argument(
+        "--max-queue", type=positive, metavar="N", help="waiting sequences before 429"
+    )

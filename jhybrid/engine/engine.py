@@ -1,0 +1,322 @@
+"""The engine: schedule, run, commit, with the host one step ahead of the device.
+
+A step's draws stay on the device, where the next step reads them; the host reads them after it
+has sent the next step. So a request that stops on a token has run one token more than it needed:
+its state has consumed the stopping token, and its depth says so.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence as Items
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+from jax import Array
+
+from ..cache.cache_manager import CacheManager
+from ..config import require
+from .config import RECOVERIES, EngineConfig
+from .detokenizer import TokenBytes
+from .metrics import EngineMetrics, RequestClock
+from .model_runner import ModelRunner
+from .request import (
+    FinishReason,
+    QueueFull,
+    Request,
+    RequestUpdate,
+    TokenLogprob,
+)
+from .sampler import MAX_BANNED, Sampled
+from .scheduler import Piece, Plan, Scheduler
+from .sequence import Sequence
+from .step_inputs import (
+    decode_inputs,
+    draw_mode,
+    ending_tokens,
+    prefill_inputs,
+    row_values,
+    seen_tokens,
+)
+from .text_stream import TextStream
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class InFlight:
+    """A dispatched step: who drew what, and prompt log-probabilities still on the device."""
+
+    draws: list[tuple[list[Sequence | None], Sampled]]
+    prompt_logprobs: list[tuple[Piece, int, tuple[Array, ...]]]
+
+
+class Engine:
+    """See `jhybrid.engine.interface` for what the methods promise."""
+
+    def __init__(
+        self,
+        runner: ModelRunner,
+        cache: CacheManager,
+        tokenizer: Any,
+        config: EngineConfig,
+        *,
+        max_context: int,
+        eos: frozenset[int],
+        model_name: str,
+        facts: dict[str, Any],
+    ) -> None:
+        self.runner, self.cache, self.tokenizer, self.config = runner, cache, tokenizer, config
+        self.max_context, self.model_name = max_context, model_name
+        self.vocab_size = runner.valid_vocab
+        self._eos, self._facts = eos, facts
+        self._vocab = TokenBytes(tokenizer)
+        self.scheduler = Scheduler(
+            cache,
+            max_running=config.max_running,
+            max_prefill_tokens=config.max_prefill_tokens,
+            max_prefill_sequences=runner.buckets.prefill_sequences[-1],
+            caching=config.recovery != "off",
+        )
+        self._sequences: dict[str, Sequence] = {}
+        self._aborted: set[str] = set()
+        self._in_flight: InFlight | None = None
+        self._metrics = EngineMetrics()
+        self._seeds = np.random.default_rng(config.seed)
+        self._compiled = runner.compilations()
+
+    def add(self, request: Request) -> None:
+        self._check(request)
+        waiting = len(self.scheduler.waiting)
+        if waiting >= self.config.max_queue:
+            raise QueueFull(waiting, self.config.max_queue)
+        params, prompt = request.params, request.prompt_token_ids
+        length = self.max_context - len(prompt)
+        if params.max_tokens is not None:
+            length = min(length, params.max_tokens)
+        sequence = Sequence(
+            request,
+            TextStream(self._vocab, params, prompt),
+            RequestClock(self._metrics, request.arrival_time or time.monotonic()),
+            recovery=request.prefix_cache.recovery or self.config.recovery,
+            limit=len(prompt) + length,
+            seed=params.seed if params.seed is not None else int(self._seeds.integers(2**63)),
+        )
+        self._sequences[request.request_id] = sequence
+        self._metrics.prompt_tokens += len(prompt)
+        self.scheduler.waiting.append(sequence)
+
+    def _check(self, request: Request) -> None:
+        prompt, params = request.prompt_token_ids, request.params
+        name = request.request_id
+        require(name not in self._sequences, "request_id", name, "an id that is not in use")
+        require(len(prompt) > 0, "prompt", prompt, "at least one token")
+        most = self.max_context - 1
+        require(len(prompt) <= most, "prompt", f"{len(prompt)} tokens", f"at most {most} tokens")
+        worst = max(prompt, key=lambda t: t if t >= 0 else 2**31)
+        size = self.vocab_size
+        require(0 <= worst < size, "prompt", f"token id {worst}", f"ids from 0 to {size - 1}")
+        for field in ("stop_token_ids", "logit_bias"):
+            for token in getattr(params, field):
+                require(0 <= token < size, field, token, f"token ids from 0 to {size - 1}")
+        banned = len(set(params.stop_token_ids) | self._eos)
+        few = params.min_tokens == 0 or banned <= MAX_BANNED
+        require(few, "stop_token_ids", f"{banned} ids", f"at most {MAX_BANNED} with min_tokens")
+        recovery = request.prefix_cache.recovery
+        known = recovery is None or recovery in RECOVERIES
+        require(known, "prefix_cache.recovery", recovery, f"one of {', '.join(RECOVERIES)}")
+
+    def abort(self, request_id: str) -> None:
+        if request_id in self._sequences:
+            self._aborted.add(request_id)
+
+    def has_work(self) -> bool:
+        return bool(self._sequences) or self._in_flight is not None
+
+    def step(self) -> list[RequestUpdate]:
+        updates = self._abort_all()
+        plan = self.scheduler.schedule()
+        previous, self._in_flight = self._in_flight, self._dispatch(plan) if plan else None
+        if previous is not None:
+            updates += self._commit(previous)
+        return updates
+
+    def _abort_all(self) -> list[RequestUpdate]:
+        updates = []
+        for request_id in self._aborted:
+            sequence = self._sequences.get(request_id)
+            if sequence is not None:
+                updates.append(self._finish(sequence, "abort"))
+        self._aborted.clear()
+        return updates
+
+    def _dispatch(self, plan: Plan) -> InFlight:
+        now = time.monotonic()
+        for sequence in plan.admitted:
+            sequence.clock.on_scheduled(now)
+            self.runner.set_row(sequence.row, row_values(sequence, self._eos))
+            if sequence.has_penalties:
+                self.runner.set_seen(sequence.row, *seen_tokens(sequence, self.runner.vocab))
+        if plan.page_copies:
+            self.runner.copy_pages(plan.page_copies)
+        step = InFlight([], [])
+        if plan.decode:
+            batch, rows = decode_inputs(self.runner, plan.decode)
+            hidden = self.runner.decode(rows, batch)
+            sampled = self.runner.draw(hidden, rows, draw_mode(plan.decode))
+            step.draws.append((list(plan.decode), sampled))
+        if plan.pieces:
+            batch, rows = prefill_inputs(self.runner, plan.pieces)
+            last, hidden = self.runner.prefill(batch)
+            drawing = [p.sequence if p.draws else None for p in plan.pieces]
+            if any(drawing):
+                mode = draw_mode([s for s in drawing if s is not None])
+                step.draws.append((drawing, self.runner.draw(last, rows, mode)))
+            step.prompt_logprobs = self._prompt_logprobs(plan.pieces, hidden)
+        self.scheduler.dispatched(plan)
+        return step
+
+    def _prompt_logprobs(
+        self, pieces: list[Piece], hidden: Array
+    ) -> list[tuple[Piece, int, tuple[Array, ...]]]:
+        """Scores of the prompt tokens that follow those of this step, for whoever asked."""
+        asking, targets, at = [], np.zeros(hidden.shape[0], np.int32), 0
+        for piece in pieces:
+            s = piece.sequence
+            if s.params.prompt_logprobs is not None and not s.reported:
+                following = s.tokens[piece.start + 1 : piece.end + 1]
+                targets[at : at + len(following)] = following
+                asking.append((piece, at))
+            at += piece.end - piece.start
+        if not asking:
+            return []
+        scores = self.runner.prompt_logprobs(hidden, targets)
+        return [(piece, start, scores) for piece, start in asking]
+
+    def _commit(self, step: InFlight) -> list[RequestUpdate]:
+        """Read a finished step: the only place where the host waits for the device."""
+        for piece, at, scores in step.prompt_logprobs:
+            self._take_prompt_logprobs(piece, at, scores)
+        updates = []
+        now = time.monotonic()
+        for sequences, sampled in step.draws:
+            tokens, logprob, top, top_logprobs = jax.device_get(
+                (sampled.tokens, sampled.logprob, sampled.top_tokens, sampled.top_logprobs)
+            )
+            for n, sequence in enumerate(sequences):
+                if sequence is None or sequence.finished:
+                    continue
+                sequence.pending -= 1
+                found = None
+                if sequence.wants_logprobs:
+                    wanted = sequence.params.logprobs
+                    found = _token_logprob(tokens[n], logprob[n], top[n], top_logprobs[n], wanted)
+                updates.append(self._append(sequence, int(tokens[n]), found, now))
+        return updates
+
+    def _append(
+        self, sequence: Sequence, token: int, logprob: TokenLogprob | None, now: float
+    ) -> RequestUpdate:
+        """One more token: its text, and whether the request ends with it."""
+        sequence.tokens.append(token)
+        sequence.clock.on_tokens(now)
+        reason: FinishReason | None = None
+        stop: str | int | None = None
+        ending = token in ending_tokens(sequence, self._eos)
+        if ending and sequence.generated > sequence.params.min_tokens:
+            text, reason = "", "stop"
+            stop = token if token in sequence.params.stop_token_ids else None
+        else:
+            text, stop = sequence.text.push(token)
+            if stop is not None:
+                reason = "stop"
+            elif len(sequence.tokens) >= sequence.limit:
+                reason = "length"
+        if reason is not None and not isinstance(stop, str):
+            rest, found = sequence.text.finish()
+            text += rest
+            if found is not None:
+                reason, stop = "stop", found
+        extra: dict[str, Any] = self._first_report(sequence)
+        if reason is not None:
+            self._retire(sequence, reason)
+        return RequestUpdate(
+            sequence.request.request_id,
+            token_ids=(token,),
+            text=text,
+            logprobs=(logprob,) if logprob is not None else (),
+            finish_reason=reason,
+            stop_reason=stop,
+            **extra,
+        )
+
+    def _first_report(self, sequence: Sequence) -> dict[str, Any]:
+        if sequence.reported:
+            return {}
+        sequence.reported = True
+        usage = sequence.usage
+        if usage is not None:
+            for kind in ("matched", "restored", "replayed"):
+                self._metrics.prefix_tokens[kind] += getattr(usage, f"{kind}_tokens")
+        asked = sequence.params.prompt_logprobs is not None
+        scores = (None, *sequence.prompt_logprobs) if asked else None
+        return {"prefix_cache": usage, "prompt_logprobs": scores}
+
+    def _finish(self, sequence: Sequence, reason: FinishReason) -> RequestUpdate:
+        extra = self._first_report(sequence)
+        self._retire(sequence, reason)
+        text, _ = sequence.text.finish()
+        return RequestUpdate(sequence.request.request_id, text=text, finish_reason=reason, **extra)
+
+    def _retire(self, sequence: Sequence, reason: FinishReason) -> None:
+        self.scheduler.finish(sequence)
+        sequence.clock.on_finish(time.monotonic(), reason)
+        del self._sequences[sequence.request.request_id]
+
+    def _take_prompt_logprobs(self, piece: Piece, at: int, scores: tuple[Array, ...]) -> None:
+        sequence = piece.sequence
+        own, top, top_logprobs = jax.device_get(scores)
+        count = min(piece.end, sequence.prompt_len - 1) - piece.start
+        for n in range(at, at + count):
+            token = sequence.tokens[piece.start + 1 + n - at]
+            wanted = sequence.params.prompt_logprobs
+            found = _token_logprob(token, own[n], top[n], top_logprobs[n], wanted)
+            sequence.prompt_logprobs.append(found)
+
+    def metrics(self) -> EngineMetrics:
+        m, stats = self._metrics, self.cache.stats()
+        m.running, m.waiting = len(self.scheduler.running), len(self.scheduler.waiting)
+        m.preemptions = self.scheduler.preemptions
+        m.compilations = self.runner.compilations() - self._compiled
+        m.evictions.update(dict.fromkeys(stats.evictions, 0))
+        for pool, count in stats.evictions.items():
+            m.evictions[pool] = count
+        for pool in ("kv_pages", "native_slots"):
+            counts = getattr(stats, pool)
+            m.pools[pool] = {owner: getattr(counts, owner) for owner in m.pools[pool]}
+        return m
+
+    def info(self) -> dict[str, Any]:
+        pools = self.metrics().pools
+        sizes = self.runner.pool_bytes()
+        described = {
+            pool: {"total": sum(pools[pool].values()), **pools[pool], "bytes": sizes[pool]}
+            for pool in sizes
+        }
+        return {**self._facts, "pools": described}
+
+    def flush_cache(self) -> bool:
+        if self.has_work():
+            return False
+        self.cache.flush()
+        return True
+
+
+def _token_logprob(
+    token: int, own: float, top: Items[int], top_logprobs: Items[float], wanted: int | None
+) -> TokenLogprob:
+    pairs = zip(top[:wanted], top_logprobs[:wanted], strict=True)
+    return TokenLogprob(int(token), float(own), tuple((int(t), float(p)) for t, p in pairs))

@@ -1,0 +1,336 @@
+"""The device side of the engine: the few jitted functions, their buckets, and what they own.
+
+`ModelRunner` holds parameters, caches and sampler rows and replaces the donated ones with what
+each call returns. It knows shapes, not requests. Calls return at once; results are read later.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.sharding import Mesh, NamedSharding
+
+from pallas_kernels import NO_SLOT, Segments
+
+from ..batch import Caches, DecodeBatch, PrefillBatch
+from ..config import ModelConfig
+from ..models.hybrid import (
+    REPLICATED,
+    ModelParams,
+    cache_partition,
+    cache_specs,
+    forward,
+    last_hidden,
+    logits,
+    model_partition,
+    sharded,
+)
+from ..params import map_specs
+from ..sharding import named_sharding
+from .sampler import (
+    RowParams,
+    Sampled,
+    SampleMode,
+    SamplerRows,
+    init_rows,
+    sample,
+    set_row,
+    set_seen,
+    token_logprobs,
+)
+
+Shape = tuple[int, ...]
+
+# On the CPU the code is as fast as with full optimisation and is there a third sooner.
+CPU_OPTIONS: dict[str, bool | int | float | str] = {"xla_backend_optimization_level": 1}
+
+LOGPROB_BLOCK = 64  # prompt positions whose logits are in memory at once
+
+
+@dataclass(frozen=True)
+class Buckets:
+    """The static shapes of an engine; every step is padded to one of them."""
+
+    prefill_tokens: tuple[int, ...]
+    prefill_sequences: tuple[int, ...]
+    decode: tuple[int, ...]
+    checkpoint_interval: int
+    pages: int  # page-table width
+
+    def segments(self, tokens: int, sequences: int) -> int:
+        """Segments of a prefill: its checkpoints on the grid, and four for each sequence (a part of
+        an interval, a branch, the end of the prompt, and the rest)."""
+        return -(-tokens // self.checkpoint_interval) + 4 * sequences
+
+
+def make_buckets(
+    max_prefill_tokens: int, max_running: int, checkpoint_interval: int, pages: int
+) -> Buckets:
+    """Few enough that compiling them all is quick, close enough that padding stays cheap."""
+    tokens = _powers(min(64, max_prefill_tokens), max_prefill_tokens, 6)
+    sequences = _powers(1, min(max_running, 16), 16)
+    # From two up: XLA copies whole pools to update a single slot (pallas_kernels.ragged).
+    decode = _powers(2, max(2, max_running), 4)
+    return Buckets(tokens, sequences, decode, checkpoint_interval, pages)
+
+
+def _powers(low: int, high: int, factor: int) -> tuple[int, ...]:
+    """low, low * factor, ... and high itself."""
+    sizes = []
+    while low < high:
+        sizes.append(low)
+        low *= factor
+    return (*sizes, high)
+
+
+def bucket(sizes: tuple[int, ...], needed: int) -> int:
+    for size in sizes:
+        if needed <= size:
+            return size
+    raise RuntimeError(f"a step needs {needed}, the largest bucket of {sizes} is smaller")
+
+
+def _host(x: np.ndarray) -> Any:
+    """A host array as a batch field: it becomes a device array when a jitted function is called."""
+    return x
+
+
+class ModelRunner:
+    def __init__(
+        self,
+        params: ModelParams,
+        config: ModelConfig,
+        mesh: Mesh,
+        buckets: Buckets,
+        *,
+        pages: int,
+        page_size: int,
+        slots: int,
+        max_running: int,
+        valid_vocab: int,
+        dtype: Any,
+    ) -> None:
+        self.params, self.config, self.mesh, self.buckets = params, config, mesh, buckets
+        self.page_size, self.valid_vocab = page_size, valid_vocab
+        self._replicated = NamedSharding(mesh, REPLICATED)
+        self._functions: dict[str, Any] = {}
+        self._executables: dict[tuple[str, Shape], Any] = {}
+        specs = cache_specs(config, pages, page_size, slots)
+        self.caches: Caches = map_specs(
+            lambda s: jnp.zeros(s.shape, s.dtype_in(dtype), device=named_sharding(mesh, s.axes)),
+            specs,
+        )
+        self.rows: SamplerRows = jax.device_put(
+            init_rows(max_running, config.vocab_size), self._replicated
+        )
+        self._build()
+
+    def _build(self) -> None:
+        config, mesh, valid = self.config, self.mesh, self.valid_vocab
+        params, caches, whole = model_partition(config), cache_partition(config), REPLICATED
+
+        def prefill(p: ModelParams, c: Caches, batch: PrefillBatch) -> tuple[Array, Array, Caches]:
+            hidden, new = forward(p, c, batch, config)
+            assert new is not None
+            return last_hidden(hidden, batch), hidden, new
+
+        def decode(
+            p: ModelParams, c: Caches, last_token: Array, rows: Array, batch: DecodeBatch
+        ) -> tuple[Array, Caches]:
+            tokens = last_token[jnp.maximum(rows, 0)]
+            hidden, new = forward(p, c, replace(batch, token_ids=tokens), config)
+            assert new is not None
+            return hidden, new
+
+        def draw(
+            p: ModelParams, state: SamplerRows, hidden: Array, rows: Array, mode: SampleMode
+        ) -> tuple[SamplerRows, Sampled]:
+            return sample(state, logits(p, hidden, config), rows, mode, valid)
+
+        def prompt_logprobs(p: ModelParams, hidden: Array, targets: Array) -> tuple[Array, ...]:
+            block = min(LOGPROB_BLOCK, hidden.shape[0])
+            parts = (
+                hidden.reshape(-1, block, hidden.shape[-1]),
+                targets.reshape(-1, block),
+            )
+            out = jax.lax.map(lambda x: token_logprobs(logits(p, x[0], config), x[1], valid), parts)
+            return tuple(x.reshape(-1, *x.shape[2:]) for x in out)
+
+        def copy_pages(c: Caches, source: Array, target: Array) -> Caches:
+            def one(pages: Array) -> Array:
+                to = jnp.where(target >= 0, target, pages.shape[0] - 1)
+                found = pages[jnp.maximum(source, 0)]
+                return pages.at[to].set(found, mode="promise_in_bounds")
+
+            values = None if c.values is None else one(c.values)
+            return replace(c, keys=one(c.keys), values=values)
+
+        def wrap(
+            name: str, fn: Callable[..., Any], ins: Any, outs: Any, donate: int | None
+        ) -> None:
+            placed = jax.tree.map(
+                lambda spec: NamedSharding(mesh, spec), ins, is_leaf=lambda x: x is whole
+            )
+            self._functions[name] = jax.jit(
+                sharded(fn, mesh, ins, outs),
+                in_shardings=placed,
+                donate_argnums=() if donate is None else donate,
+            )
+
+        wrap("prefill", prefill, (params, caches, whole), (whole, whole, caches), 1)
+        wrap("decode", decode, (params, caches, whole, whole, whole), (whole, caches), 1)
+        for mode in SampleMode:
+            drawn = functools.partial(draw, mode=mode)
+            wrap(f"draw-{mode.name}", drawn, (params, whole, whole, whole), (whole, whole), 1)
+        wrap("prompt_logprobs", prompt_logprobs, (params, whole, whole), whole, None)
+        wrap("copy_pages", copy_pages, (caches, whole, whole), caches, 0)
+        wrap("set_row", set_row, (whole, whole, whole), whole, 0)
+        wrap("set_seen", set_seen, (whole, whole, whole, whole), whole, 0)
+
+    def _call(self, name: str, size: Shape, *args: Any) -> Any:
+        """Run a function at a bucket, compiling it if the warm-up has not."""
+        executable = self._executables.get((name, size))
+        if executable is None:
+            executable = self._executables[name, size] = self._compile(name, args)
+        return executable(*args)
+
+    def _compile(self, name: str, args: tuple[Any, ...]) -> Any:
+        options = CPU_OPTIONS if self.mesh.devices.flat[0].platform == "cpu" else {}
+        return self._functions[name].lower(*args).compile(compiler_options=options)
+
+    def prefill(self, batch: PrefillBatch) -> tuple[Array, Array]:
+        """Run packed prompts; returns the hidden rows of each sequence's last token and of all."""
+        size = (batch.token_ids.shape[0], batch.page_table.shape[0])
+        last, hidden, self.caches = self._call("prefill", size, self.params, self.caches, batch)
+        return last, hidden
+
+    def decode(self, rows: np.ndarray, batch: DecodeBatch) -> Array:
+        """Run each row's last token (which never left the device); returns hidden rows."""
+        args = (self.params, self.caches, self.rows.params.last_token, rows, batch)
+        hidden, self.caches = self._call("decode", rows.shape, *args)
+        return hidden
+
+    def draw(self, hidden: Array, rows: np.ndarray, mode: SampleMode) -> Sampled:
+        """Sample the next token of each row (-1: padding)."""
+        args = (self.params, self.rows, hidden, rows)
+        self.rows, out = self._call(f"draw-{mode.name}", rows.shape, *args)
+        for leaf in jax.tree.leaves(out):
+            leaf.copy_to_host_async()
+        return out
+
+    def prompt_logprobs(self, hidden: Array, targets: np.ndarray) -> tuple[Array, ...]:
+        """Log-probabilities of `targets` [T] under hidden rows [T, D], and the best ones."""
+        return self._call("prompt_logprobs", targets.shape, self.params, hidden, targets)
+
+    def copy_pages(self, copies: list[tuple[int, int]]) -> None:
+        """Copy whole pages (source, target); no page is both a source and a target."""
+        width = self.buckets.decode[-1]
+        for start in range(0, len(copies), width):
+            pairs = np.full((2, width), -1, np.int32)
+            part = copies[start : start + width]
+            pairs[:, : len(part)] = np.array(part, np.int32).T
+            self.caches = self._call("copy_pages", (), self.caches, pairs[0], pairs[1])
+
+    def set_row(self, row: int, values: RowParams) -> None:
+        self.rows = self._call("set_row", (), self.rows, np.int32(row), values)
+
+    def set_seen(self, row: int, in_prompt: np.ndarray, counts: np.ndarray) -> None:
+        self.rows = self._call("set_seen", (), self.rows, np.int32(row), in_prompt, counts)
+
+    @property
+    def vocab(self) -> int:
+        return self.config.vocab_size
+
+    def pool_bytes(self) -> dict[str, int]:
+        """Bytes of each pool over all ranks."""
+        c = self.caches
+        values = 0 if c.values is None else c.values.nbytes
+        return {
+            "kv_pages": c.keys.nbytes + values,
+            "native_slots": c.recurrent.nbytes + c.conv.nbytes,
+        }
+
+    def compilations(self) -> int:
+        """How many shapes have been compiled so far, over all functions."""
+        return len(self._executables)
+
+    def warm_up(self) -> Iterator[str]:
+        """Compile every function at every bucket, several at once; yields what is done."""
+        work = list(self._warm_up_calls())
+
+        def compile_one(call: tuple[str, Shape, tuple[Any, ...]]) -> tuple[str, Shape, Any]:
+            name, size, args = call
+            return name, size, self._compile(name, args)
+
+        with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
+            jobs = [pool.submit(compile_one, call) for call in work]
+            for job in as_completed(jobs):
+                name, size, executable = job.result()
+                self._executables[name, size] = executable
+                yield f"{name} {'x'.join(map(str, size))}"
+
+    def _warm_up_calls(self) -> Iterator[tuple[str, Shape, tuple[Any, ...]]]:
+        """Every (function, bucket) with arguments of the right shapes, the slowest first."""
+        b, params, caches, rows = self.buckets, self.params, self.caches, self.rows
+        for tokens in reversed(b.prefill_tokens):
+            for sequences in b.prefill_sequences:
+                batch = self.empty_prefill(tokens, sequences)
+                yield "prefill", (tokens, sequences), (params, caches, batch)
+        last_token = rows.params.last_token
+        for size in b.decode:
+            padding = np.full(size, -1, np.int32)
+            args = (params, caches, last_token, padding, self.empty_decode(size))
+            yield "decode", (size,), args
+        for size in sorted({*b.prefill_sequences, *b.decode}):
+            for mode in SampleMode:
+                args = (params, rows, self._hidden(size), np.full(size, -1, np.int32))
+                yield f"draw-{mode.name}", (size,), args
+        for tokens in b.prefill_tokens:
+            targets = np.zeros(tokens, np.int32)
+            yield "prompt_logprobs", (tokens,), (params, self._hidden(tokens), targets)
+        row = jax.tree.map(lambda x: np.zeros(x.shape[1:], x.dtype), rows)
+        pairs, zero = np.full(b.decode[-1], -1, np.int32), np.int32(0)
+        yield "copy_pages", (), (caches, pairs, pairs)
+        yield "set_row", (), (rows, zero, row.params)
+        yield "set_seen", (), (rows, zero, row.in_prompt, row.counts)
+
+    def warm_up_steps(self) -> int:
+        return sum(1 for _ in self._warm_up_calls())
+
+    def _hidden(self, size: int) -> jax.ShapeDtypeStruct:
+        width, dtype = self.config.hidden_size, self.params.embedding.dtype
+        return jax.ShapeDtypeStruct((size, width), dtype, sharding=self._replicated)
+
+    def empty_prefill(self, tokens: int, sequences: int) -> PrefillBatch:
+        """A batch of padding only, in numpy: the canvas that a real one is drawn on."""
+        segments = self.buckets.segments(tokens, sequences)
+        return PrefillBatch(
+            token_ids=_host(np.zeros(tokens, np.int32)),
+            positions=_host(np.full(tokens, -1, np.int32)),
+            kv_slots=_host(np.full(tokens, -1, np.int32)),
+            cu_seqlens=_host(np.zeros(sequences + 1, np.int32)),
+            page_table=_host(np.full((sequences, self.buckets.pages), -1, np.int32)),
+            segments=Segments(
+                _host(np.zeros(segments + 1, np.int32)),
+                _host(np.full(segments, NO_SLOT, np.int32)),
+                _host(np.full(segments, NO_SLOT, np.int32)),
+            ),
+        )
+
+    def empty_decode(self, size: int) -> DecodeBatch:
+        return DecodeBatch(
+            token_ids=_host(np.zeros(size, np.int32)),
+            positions=_host(np.full(size, -1, np.int32)),
+            kv_slots=_host(np.full(size, -1, np.int32)),
+            page_table=_host(np.full((size, self.buckets.pages), -1, np.int32)),
+            state_slots=_host(np.full(size, NO_SLOT, np.int32)),
+        )

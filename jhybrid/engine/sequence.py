@@ -1,0 +1,75 @@
+"""A request while the engine has it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ..cache.admission import Admission
+from .metrics import RequestClock
+from .request import PrefixCacheUsage, RecoveryName, Request, SamplingParams
+from .text_stream import TextStream
+
+
+@dataclass(eq=False)
+class Sequence:
+    """Prompt and output tokens of a request, and how far the device has been told to go.
+
+        0 ........ prompt_len ........ len(tokens) .. + pending
+        |---- dispatched: KV and state ----|
+
+    `pending` draws are on the device and not read yet (the host runs one step ahead, so at most
+    one when a step is planned). `limit` is the most tokens that prompt and output may have.
+    """
+
+    request: Request
+    text: TextStream
+    clock: RequestClock
+    recovery: RecoveryName
+    limit: int
+    seed: int
+    tokens: list[int] = field(default_factory=list)
+    dispatched: int = 0
+    pending: int = 0
+    lease: Admission | None = None
+    row: int = -1
+    load_slot: int = -1  # where the first piece after admission reads its state; -1: zeros
+    finished: bool = False
+    inexact: bool = False  # an approximate recovery: nothing computed here may be cached
+    usage: PrefixCacheUsage | None = None
+    reported: bool = False  # usage and prompt log-probabilities went out
+    prompt_logprobs: list = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.tokens = list(self.request.prompt_token_ids)
+
+    @property
+    def params(self) -> SamplingParams:
+        return self.request.params
+
+    @property
+    def prompt_len(self) -> int:
+        return len(self.request.prompt_token_ids)
+
+    @property
+    def generated(self) -> int:
+        return len(self.tokens) - self.prompt_len
+
+    @property
+    def prefilling(self) -> bool:
+        """Some known token is not dispatched, and more than a decode step would do it."""
+        return self.pending == 0 and self.dispatched < len(self.tokens)
+
+    @property
+    def can_decode(self) -> bool:
+        """Exactly the last token, drawn on the device, is to be run, and another is wanted."""
+        total = len(self.tokens) + self.pending
+        return self.pending > 0 and self.dispatched == total - 1 and total < self.limit
+
+    @property
+    def wants_logprobs(self) -> bool:
+        return self.params.logprobs is not None
+
+    @property
+    def has_penalties(self) -> bool:
+        p = self.params
+        return p.presence_penalty != 0 or p.frequency_penalty != 0 or p.repetition_penalty != 1

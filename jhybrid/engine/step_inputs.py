@@ -1,0 +1,133 @@
+"""A plan as the arrays that a step takes: numpy canvases filled sequence by sequence."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from pallas_kernels import CONTINUE, Segments
+
+from ..batch import DecodeBatch, PrefillBatch
+from .model_runner import ModelRunner, bucket
+from .request import MAX_LOGIT_BIAS
+from .sampler import MAX_BANNED, RowParams, SampleMode
+from .scheduler import Piece
+from .sequence import Sequence
+
+
+def prefill_inputs(runner: ModelRunner, pieces: list[Piece]) -> tuple[PrefillBatch, np.ndarray]:
+    """The packed batch, and the row that draws at each sequence's end (-1: none)."""
+    buckets = runner.buckets
+    tokens = bucket(buckets.prefill_tokens, sum(p.end - p.start for p in pieces))
+    sequences = bucket(buckets.prefill_sequences, len(pieces))
+    batch: Any = runner.empty_prefill(tokens, sequences)
+    rows = np.full(sequences, -1, np.int32)
+    at, segment = 0, 0
+    cu, load, store = batch.segments
+    for n, piece in enumerate(pieces):
+        sequence, lease = piece.sequence, piece.sequence.lease
+        assert lease is not None
+        size = piece.end - piece.start
+        positions = np.arange(piece.start, piece.end, dtype=np.int32)
+        batch.token_ids[at : at + size] = sequence.tokens[piece.start : piece.end]
+        batch.positions[at : at + size] = positions
+        table = np.array(lease.page_table, np.int32)
+        slots = _kv_slots(table, positions, runner.page_size)
+        batch.kv_slots[at : at + size] = np.where(positions >= lease.write_from, slots, -1)
+        batch.page_table[n, : len(table)] = table
+        batch.cu_seqlens[n + 1 :] = at + size
+
+        # A checkpoint at the very end leaves an empty last segment, which passes the state on.
+        ends = [*piece.checkpoints, (piece.end, lease.slot)]
+        for i, (depth, slot) in enumerate(ends):
+            load[segment] = piece.load_slot if i == 0 else CONTINUE
+            store[segment] = slot
+            segment += 1
+            cu[segment:] = at + depth - piece.start
+        if piece.draws:
+            rows[n] = sequence.row
+        at += size
+    return batch.replace(segments=Segments(cu, load, store)), rows
+
+
+def decode_inputs(runner: ModelRunner, sequences: list[Sequence]) -> tuple[DecodeBatch, np.ndarray]:
+    """The batch (tokens are on the device) and the row of each sequence."""
+    size = bucket(runner.buckets.decode, len(sequences))
+    batch: Any = runner.empty_decode(size)
+    rows = np.full(size, -1, np.int32)
+    for n, sequence in enumerate(sequences):
+        lease = sequence.lease
+        assert lease is not None
+        position = sequence.dispatched
+        table = lease.page_table
+        rows[n] = sequence.row
+        batch.positions[n] = position
+        batch.page_table[n, : len(table)] = table
+        page = table[position // runner.page_size]
+        batch.kv_slots[n] = page * runner.page_size + position % runner.page_size
+        batch.state_slots[n] = lease.slot
+    return batch, rows
+
+
+def _kv_slots(table: np.ndarray, positions: np.ndarray, page_size: int) -> np.ndarray:
+    return table[positions // page_size] * page_size + positions % page_size
+
+
+def draw_mode(sequences: list[Sequence]) -> SampleMode:
+    """The cheapest mode that serves every sequence of the step."""
+    if any(_needs_full(s) for s in sequences):
+        return SampleMode.FULL
+    drawn = any(s.params.temperature > 0 for s in sequences)
+    return SampleMode.RANDOM if drawn else SampleMode.GREEDY
+
+
+def _needs_full(sequence: Sequence) -> bool:
+    p = sequence.params
+    return bool(
+        sequence.has_penalties or p.logit_bias or p.min_tokens > 0 or sequence.wants_logprobs
+    )
+
+
+def row_values(sequence: Sequence, eos: frozenset[int]) -> Any:
+    """A sequence's sampling parameters as one row, with what it has generated so far."""
+    p = sequence.params
+    bias_token = np.full(MAX_LOGIT_BIAS, -1, np.int32)
+    bias_value = np.zeros(MAX_LOGIT_BIAS, np.float32)
+    for i, (token, value) in enumerate(p.logit_bias.items()):
+        bias_token[i], bias_value[i] = token, value
+    banned = np.full(MAX_BANNED, -1, np.int32)
+    ending = sorted(ending_tokens(sequence, eos)) if p.min_tokens else []
+    banned[: len(ending)] = ending
+    unsigned = sequence.seed % 2**64
+    row: Any = RowParams
+    f, i = np.float32, np.int32
+    return row(
+        last_token=i(sequence.tokens[-1]),
+        generated=i(sequence.generated),
+        seed=np.array([unsigned >> 32, unsigned & 0xFFFFFFFF], np.uint32),
+        temperature=f(p.temperature),
+        top_k=i(max(p.top_k, 0)),
+        top_p=f(p.top_p),
+        min_p=f(p.min_p),
+        presence=f(p.presence_penalty),
+        frequency=f(p.frequency_penalty),
+        repetition=f(p.repetition_penalty),
+        bias_token=bias_token,
+        bias_value=bias_value,
+        banned=banned,
+        min_tokens=i(p.min_tokens),
+    )
+
+
+def seen_tokens(sequence: Sequence, vocab: int) -> tuple[np.ndarray, np.ndarray]:
+    """Which tokens the prompt holds, and how often each was generated."""
+    in_prompt = np.zeros(vocab, bool)
+    in_prompt[list(sequence.request.prompt_token_ids)] = True
+    output = np.array(sequence.tokens[sequence.prompt_len :], np.int64)
+    return in_prompt, np.bincount(output, minlength=vocab).astype(np.int32)
+
+
+def ending_tokens(sequence: Sequence, eos: frozenset[int]) -> frozenset[int]:
+    stops = frozenset(sequence.params.stop_token_ids)
+    return stops if sequence.params.ignore_eos else stops | eos

@@ -1,0 +1,238 @@
+"""Generated rows: sizes, weights, and that every answer follows from what stands before it."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from jhybrid.demo.batches import TASK_NAMES, TASKS, BatchSpec, choose, make_batch
+from jhybrid.demo.corpus import Corpus, Text
+from jhybrid.demo.rows import ANSWER_WEIGHT, CONTEXT_WEIGHT, PROSE_WEIGHT, Row
+from jhybrid.demo.stories import make_story
+from jhybrid.demo.tasks import COPY_WEIGHT
+from jhybrid.demo.tokenizer import END_OF_TEXT, IM_END, TOKENS_USED, build_tokenizer
+from jhybrid.demo.trials import TRIALS
+
+SIZES = [257, 513, 1025, 2049]
+SEEDS = range(8)
+PROSE = ("fiction", "stories")
+RECALLED_VERBATIM = ("induction", "recall", "registers", "last_write", "tracking", "chat_recall")
+
+
+def book(seed: int) -> str:
+    """Running text without digits, so that a number in a row comes from the task."""
+    rng = np.random.default_rng(seed)
+    words = ["the", "cat", "sat", "on", "a", "mat", "and", "saw", "rain", "fall", "down", "softly"]
+    sentences = [" ".join(rng.choice(words, 8)).capitalize() + "." for _ in range(400)]
+    return " ".join(sentences)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("corpus")
+    for index, name in enumerate(("fiction", "essays", "tinystories")):
+        documents = [book(10 * index + i) for i in range(25)]
+        (path / f"{name}.txt").write_text("\n<|endoftext|>\n".join(documents))
+    return path
+
+
+@pytest.fixture(scope="module")
+def corpus(folder: Path) -> Corpus:
+    return Corpus.load(folder)
+
+
+def rows(corpus: Corpus, task: str, size: int) -> list[Row]:
+    return [TASKS[task](np.random.default_rng((seed, size)), corpus, size) for seed in SEEDS]
+
+
+TOKENIZER = build_tokenizer()
+
+
+def text(ids: np.ndarray) -> str:
+    return TOKENIZER.decode(ids.tolist(), skip_special_tokens=False)
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("task", TASK_NAMES)
+def test_size_and_weights(corpus: Corpus, task: str, size: int) -> None:
+    found = rows(corpus, task, size)
+    for row in found:
+        assert row.ids.shape == row.weights.shape == (size,)
+        assert row.ids.dtype == np.uint16
+        assert row.ids.max() < TOKENS_USED
+        for start, stop in row.answers:
+            assert 0 < start < stop <= size
+            assert np.all(row.weights[start:stop] == row.weights[start])
+            assert row.weights[start] in (ANSWER_WEIGHT, COPY_WEIGHT)
+        inside = np.zeros(size, bool)
+        for start, stop in row.answers:
+            inside[start:stop] = True
+        if task in PROSE:
+            assert np.all(row.weights == 1)
+        elif task != "dialogue":
+            # what is not an answer hardly counts, but for an answer that the end cuts off
+            heavy = np.flatnonzero((row.weights > 1) & ~inside)
+            assert len(heavy) == 0 or heavy[0] + len(heavy) == size
+    if task not in PROSE and not (task == "dialogue" and size < 1000):
+        assert np.mean([len(row.answers) for row in found]) >= 1
+
+
+@pytest.mark.parametrize("task", TASK_NAMES)
+def test_same_seed_same_row(corpus: Corpus, task: str) -> None:
+    first, second = (TASKS[task](np.random.default_rng(5), corpus, 600) for _ in range(2))
+    assert np.array_equal(first.ids, second.ids)
+    assert np.array_equal(first.weights, second.weights)
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("task", RECALLED_VERBATIM)
+def test_answers_stand_earlier_in_the_row(corpus: Corpus, task: str, size: int) -> None:
+    for row in rows(corpus, task, size):
+        data = row.ids
+        for start, stop in row.answers:
+            assert text(data[start:stop]) in text(data[:start])
+
+
+@pytest.mark.parametrize("size", [513, 2049])
+def test_recall_asks_for_what_was_said_of_it(corpus: Corpus, size: int) -> None:
+    """The words right before the answer name a subject whose statement holds that value."""
+    for row in rows(corpus, "recall", size):
+        for start, stop in row.answers:
+            value = text(row.ids[start:stop])
+            said = [s for s in re.split(r"(?<=\.) ", text(row.ids[:start])) if value in s]
+            asked = set(re.findall(r"\w+", text(row.ids[max(0, start - 160) : start]).lower()))
+            assert said, "the value is told once"
+            assert len(asked & set(re.findall(r"[a-z]+", said[0].lower()))) >= 1
+
+
+def test_registers_answer_with_the_last_value(corpus: Corpus) -> None:
+    for row in rows(corpus, "registers", 1025):
+        for start, stop in row.answers:
+            before = text(row.ids[:start])
+            name = re.findall(r"(\w+)\? $", before)[0]
+            last = re.findall(rf"\b{name}=(\d+)", before)[-1]
+            assert text(row.ids[start:stop]) == last
+
+
+def test_last_write_answers_with_the_last_value(corpus: Corpus) -> None:
+    for row in rows(corpus, "last_write", 1025):
+        for start, stop in row.answers:
+            before, answer = text(row.ids[:start]), text(row.ids[start:stop])
+            story, ask = before.rsplit("\n", 1)
+            holder = re.findall(r"(?=(\bthe \w+ \w+))", ask.lower())[-1]
+            told = [s for s in re.split(r"(?<=\.)\s", story) if holder in s.lower()]
+            assert answer in told[-1]
+
+
+def test_tracking_follows_the_chain(corpus: Corpus) -> None:
+    for row in rows(corpus, "tracking", 513):
+        for start, stop in row.answers:
+            before = text(row.ids[:start]).split("\n\n")[-1]
+            name = re.findall(r"\b([A-Z]+[12]?)\b", before.rsplit("\n", 1)[1])[-1]
+            told = re.findall(
+                r"\b([A-Z]+[12]?) (?:be|=|to|is the same as|is) (\w+)\.", before.rsplit("\n", 1)[0]
+            )
+            values = dict(reversed(told))
+            while not name.isdigit():
+                name = values[name]
+            assert name == text(row.ids[start:stop])
+
+
+def test_counting_counts(corpus: Corpus) -> None:
+    for row in rows(corpus, "counting", 1025):
+        for start, stop in row.answers:
+            before, answer = text(row.ids[:start]), text(row.ids[start:stop])
+            block = before[before.rindex("Words: ") :]
+            tally = Counter(block[len("Words: ") : block.index(".\n")].split(", "))
+            asked = block.rsplit("\n", 1)[1]
+            if found := re.match(r"How often is (\w+) in the list\? $", asked):
+                assert answer == str(tally[found[1]])
+            else:
+                (best, count), *others = tally.most_common()
+                assert answer == best
+                assert all(n < count for _, n in others)
+
+
+def test_copying_repeats(corpus: Corpus) -> None:
+    for row in rows(corpus, "copying", 1025):
+        for start, stop in row.answers:
+            assert text(row.ids[start:stop]) in text(row.ids[:start])
+
+
+def test_dialogue_is_well_formed(corpus: Corpus) -> None:
+    pattern = re.compile(
+        r"(<\|im_start\|>system\n[^<]+<\|im_end\|>\n)?"
+        r"(<\|im_start\|>user\n[^<]+<\|im_end\|>\n<\|im_start\|>assistant\n[^<]+<\|im_end\|>\n)+"
+    )
+    ends: set[float] = set()
+    for row in rows(corpus, "dialogue", 4097):
+        *conversations, _ = text(row.ids).split("<|endoftext|>")  # the last one is cut off
+        assert all(pattern.fullmatch(c) for c in conversations)
+        ends |= {round(float(w), 6) for w in row.weights[row.ids == IM_END]}
+    # the end of a user's turn is given, the end of the assistant's is learned
+    assert ends == {CONTEXT_WEIGHT, PROSE_WEIGHT}
+
+
+def test_held_out_text_is_held_out(folder: Path, corpus: Corpus) -> None:
+    def documents(t: Text) -> set[bytes]:
+        return {t.document(i).tobytes() for i in range(len(t.documents))}
+
+    assert not documents(corpus.fiction) & documents(corpus.held_out_fiction)
+    assert not documents(corpus.stories) & documents(corpus.held_out_stories)
+    assert len(corpus.held_out_fiction.documents) == 2
+    assert len(corpus.held_out_stories.documents) == 1
+    with pytest.raises(FileNotFoundError, match="fiction.txt"):
+        Corpus.load(folder / "nowhere")
+
+
+def test_text_windows(corpus: Corpus) -> None:
+    t = corpus.fiction
+    assert np.count_nonzero(t.tokens == END_OF_TEXT) == len(t.documents)
+    for seed in range(20):
+        window = t.window(np.random.default_rng(seed), 300)
+        assert len(window) == 300
+        assert chr(window[0]).isupper()
+    assert len(t.slice(len(t.tokens) - 10, 50)) == 50
+
+
+def test_story_is_about_its_topics() -> None:
+    for seed in range(40):
+        story = make_story(np.random.default_rng(seed))
+        for topic in story.topics:
+            for word in topic.removeprefix("a ").removeprefix("an ").split(" named "):
+                assert word in story.text
+        assert not re.search(r"[\[\]{}|#]|\ba [aeiou]", story.text)
+
+
+def test_batch(corpus: Corpus) -> None:
+    spec = BatchSpec((3, 1), 256, 8, (("recall", 0.5), ("fiction", 0.25), ("copying", 0.25)))
+    batch = make_batch(corpus, spec)
+    assert batch.ids.shape == (8, 257)
+    assert batch.weights.shape == (8, 256)
+    assert Counter(TASK_NAMES[i] for i in batch.task) == {"recall": 4, "fiction": 2, "copying": 2}
+    again = make_batch(corpus, spec)
+    assert np.array_equal(batch.ids, again.ids)
+
+
+def test_choose_keeps_to_the_shares() -> None:
+    rng = np.random.default_rng(0)
+    drawn = Counter(name for _ in range(400) for name in choose(rng, {"a": 0.8, "b": 0.2}, 3))
+    assert drawn["a"] / 1200 == pytest.approx(0.8, abs=0.03)
+
+
+@pytest.mark.parametrize("name", sorted(TRIALS))
+@pytest.mark.parametrize("size", [450, 1500])
+def test_trials_hold_their_answer(corpus: Corpus, name: str, size: int) -> None:
+    for seed in SEEDS:
+        trial = TRIALS[name](np.random.default_rng(seed), corpus, size)
+        prompt = text(trial.prompt)
+        assert re.fullmatch(r"[1-9]\d{4}", trial.expected)
+        assert trial.expected in prompt
+        assert not prompt.endswith(trial.expected)
+        assert size * 0.8 < len(trial.prompt) < size + 60
+        assert trial.passed(trial.expected)
+        assert not trial.passed("nothing")

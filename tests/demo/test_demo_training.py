@@ -1,0 +1,247 @@
+"""The training program on a model of a few thousand parameters: schedule, step, files, card."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jhybrid.demo import card, evaluate
+from jhybrid.demo.batches import TASK_NAMES, BatchSpec, BatchStream
+from jhybrid.demo.clock import Clock, learning_rate
+from jhybrid.demo.export import rounded, write_model
+from jhybrid.demo.model import (
+    HORIZONS,
+    cast,
+    gates_fn,
+    initial_params,
+    logits_fn,
+    static_horizons,
+    text_horizons,
+)
+from jhybrid.demo.optimize import compile_step, initial_state, make_optimizer, make_step, replicated
+from jhybrid.demo.presets import PRESETS, Preset
+from jhybrid.demo.tokenizer import END_OF_TEXT
+from jhybrid.demo.trials import PROMPTS, SKILLS, TRIALS
+from jhybrid.models.hybrid import model_specs
+from jhybrid.params import count_bytes, count_params
+from jhybrid.sharding import make_mesh
+from jhybrid.weights import named
+
+LENGTH, ROWS = 64, 4
+
+
+@pytest.fixture(scope="module")
+def preset() -> Preset:
+    sizes = {"hidden": 32, "layers": 2, "pattern": "LF", "key_heads": 1, "value_heads": 2}
+    return dataclasses.replace(PRESETS["tiny"], mlp=32, **sizes)
+
+
+@pytest.fixture(scope="module")
+def params(preset: Preset):
+    return initial_params(preset.model_config(), 0, make_mesh(1))
+
+
+def test_demo_model_fits_its_size() -> None:
+    specs = model_specs(PRESETS["demo"].model_config())
+    assert 4.5e6 < count_params(specs) < 6e6
+    assert count_bytes(specs, jnp.bfloat16) < 11.9e6  # the file is to be at most 12 MB
+
+
+@pytest.mark.parametrize("name", sorted(PRESETS))
+def test_presets_are_consistent(name: str) -> None:
+    preset = PRESETS[name]
+    assert [p.until for p in preset.phases] == sorted({p.until for p in preset.phases})
+    assert preset.phases[-1].until == 1
+    assert preset.phase_at(0) is preset.phases[0]
+    assert preset.phase_at(1.5) is preset.phases[-1]
+    for phase in preset.phases:
+        assert set(phase.mix) <= set(TASK_NAMES)
+        assert sum(phase.mix.values()) == pytest.approx(1)
+        assert sum(phase.lengths.values()) == pytest.approx(1)
+    for length in preset.lengths:
+        assert preset.tokens_per_batch[length] % length == 0
+
+
+def test_learning_rate_follows_steps_then_the_clock() -> None:
+    def rate(fraction: float, step: int) -> float:
+        shape = {"peak": 1.0, "final": 0.01, "hold_until": 0.5, "warmup": 10}
+        return learning_rate(fraction, step, **shape)
+
+    assert rate(0.0, 0) == pytest.approx(0.1)
+    assert rate(0.2, 9) == rate(0.5, 1000) == 1
+    assert rate(0.75, 1000) == pytest.approx(0.505)
+    assert rate(1.0, 1000) == rate(1.2, 1000) == pytest.approx(0.01)
+
+
+def test_clock_keeps_the_reserve() -> None:
+    clock = Clock(100.0, 30.0)
+    assert 0 <= clock.fraction < 0.01
+    assert clock.left == pytest.approx(100, abs=1)
+    assert clock.fraction == pytest.approx(clock.elapsed / 70, abs=1e-3)
+
+
+def test_horizons_start_spread(params) -> None:
+    horizons = static_horizons(params)
+    assert list(horizons) == ["0"]
+    part = (HORIZONS[1] / HORIZONS[0]) ** (1 / len(horizons["0"]))
+    for i, value in enumerate(horizons["0"]):
+        # one head in each part of the log range; quoted at a gate input below zero
+        low = HORIZONS[0] * part**i
+        assert low < value < 1.5 * low * part
+
+
+def test_step_learns_and_gates_move_slowly(preset: Preset, params) -> None:
+    mesh, config = make_mesh(1), preset.model_config()
+    optimizer = make_optimizer(config, preset)
+    state = jax.device_put(initial_state(params, optimizer), replicated(mesh))
+    step = make_step(config, preset, optimizer, mesh, jnp.float32)
+    compiled = compile_step(step, state, mesh, ROWS, LENGTH)
+    ids = np.tile(np.arange(65, 65 + 13, dtype=np.uint16), 8)[: LENGTH + 1]
+    weights = np.ones((ROWS, LENGTH), np.float32)
+    weights[1:] = 0.03
+    task = np.array([0, 3, 3, 3], np.int32)
+    batch = jax.device_put((np.tile(ids, (ROWS, 1)), weights, task), replicated(mesh))
+    before, losses = jax.device_get(named(params)), []
+    state = jax.tree.map(jnp.copy, state)  # donated: the fixture's arrays must outlive it
+    for _ in range(12):
+        state, loss = compiled(state, *batch, np.float32(1e-2))
+        losses.append(float(loss))
+    assert losses[0] == pytest.approx(math.log(272), abs=1.0)
+    assert losses[-1] < losses[0] - 2
+    measured = np.asarray(state.by_task)
+    assert measured[0, 2] == 12 * LENGTH
+    assert measured[3, 2] == 0  # light positions are not measured
+    moved = {k: np.abs(v - before[k]).max() for k, v in jax.device_get(named(state.params)).items()}
+    assert 0 < moved["layers.0.mixer.dt_bias"] < 0.15 * moved["layers.0.mixer.qkvz"]
+    # a step that is not finite leaves the parameters alone and is counted
+    kept = jax.device_get(named(state.params))
+    bad = state.replace(params=state.params.replace(norm=state.params.norm * np.nan))
+    after, _ = compiled(bad, *batch, np.float32(1e-2))
+    assert int(after.skipped) == 1
+    assert np.array_equal(kept["embedding"], np.asarray(after.params.embedding))
+
+
+def test_padding_to_the_right_changes_nothing(preset: Preset, params) -> None:
+    """The evaluation's writer relies on it."""
+    config = preset.model_config()
+    run = jax.jit(logits_fn(config, make_mesh(1), jnp.float32))
+    ids = np.random.default_rng(0).integers(0, 256, (2, 96)).astype(np.int32)
+    padded = ids.copy()
+    padded[:, 70:] = END_OF_TEXT
+    same = np.asarray(run(params, ids))[:, :70]
+    np.testing.assert_allclose(np.asarray(run(params, padded))[:, :70], same, atol=1e-5)
+
+    writer = evaluate.Writer(run, params)
+    prompts = [ids[0, :40].astype(np.uint16), ids[1, :55].astype(np.uint16)]
+    together = writer.write(prompts, 6, 96)
+    assert together == [writer.write([p, p], 6, 96)[0] for p in prompts]
+
+
+def test_gate_horizons_follow_the_text(preset: Preset, params) -> None:
+    config = preset.model_config()
+    decays = gates_fn(config, make_mesh(1), jnp.float32)(params, jnp.arange(128).reshape(2, 64))
+    for layer in text_horizons(decays):
+        assert layer["mean"] == sorted(layer["mean"])
+        assert all(f < s for f, s in zip(layer["fast"], layer["slow"], strict=True))
+
+
+def test_exported_folder_matches_transformers(preset: Preset, params, tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    config = preset.model_config()
+    params = jax.tree.map(lambda p: p + 0.05 * np.cos(np.arange(p.size)).reshape(p.shape), params)
+    write_model(tmp_path, params, preset.hf_config())
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["config.json", "model.safetensors"]
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
+    assert type(model).__name__ == "Qwen3_5ForCausalLM"
+    ids = np.random.default_rng(0).integers(0, 263, (2, 80))
+    with torch.no_grad():
+        theirs = model(torch.tensor(ids)).logits.numpy()
+    run = jax.jit(logits_fn(config, make_mesh(1), jnp.float32))
+    ours = run(rounded(params, config), jnp.asarray(ids))
+    np.testing.assert_allclose(np.asarray(ours), theirs, atol=1e-4)
+
+
+def test_rounded_keeps_gates_in_float32(preset: Preset, params) -> None:
+    config = preset.model_config()
+    kinds = {name: value.dtype for name, value in named(cast(params, config, jnp.bfloat16)).items()}
+    assert kinds["layers.0.mixer.A_log"] == kinds["layers.0.mixer.dt_bias"] == jnp.float32
+    assert kinds["embedding"] == kinds["layers.0.mixer.conv"] == jnp.bfloat16
+    again = named(rounded(rounded(params, config), config))
+    for name, value in named(rounded(params, config)).items():
+        assert np.array_equal(value, again[name]), name
+
+
+def test_batch_stream_keeps_order(tmp_path: Path) -> None:
+    for name in ("fiction", "essays", "tinystories"):
+        (tmp_path / f"{name}.txt").write_text("A cat sat. It saw a dog. They ran.\n")
+    lengths = iter([64, 128] * 8)
+    asked: list[int] = []
+
+    def next_spec() -> BatchSpec:
+        asked.append(next(lengths))
+        return BatchSpec((0, len(asked)), asked[-1], 2, (("recall", 1.0),))
+
+    stream = BatchStream(tmp_path, next_spec, workers=1, ahead=2)
+    try:
+        got = [next(stream).length for _ in range(4)]
+    finally:
+        stream.close()
+    assert got == asked[:4]
+    assert len(asked) == 6
+
+
+def test_card_is_written_from_the_log(preset: Preset, tmp_path: Path) -> None:
+    """Whole, and as far as it goes when the time ran out."""
+    start = {"kind": "start", "preset": "tiny", "seed": 0, "device": "cpu", "jax": "0"}
+    start |= {"parameters": 1_000_000, "trial_bytes": [1000, 2000]}
+    step = {"kind": "step", "phase": "128", "step": 10, "tokens": 5_000_000, "seconds": 3.0}
+    log = [start, step | {"loss": {"recall": 0.5}}]
+    text = card.card(preset.hf_config(), log)
+    assert text.count(card.MISSING) >= 4
+
+    parts = {
+        "initial_horizons": {"0": [4.0, 90.0]},
+        "recall_one_number": {"trials": 100, "passed": 97, "failures": []},
+        "horizons": {
+            "static": {"0": [5.0, 80.0]},
+            "on_text": [{"mean": [4.0, 70.0], "slow": [9.0, 99.0], "fast": [2.0, 50.0]}],
+        },
+        "skills": {"copying": {"answers": 7, "exact": 0.5}},
+        "held_out_nats_per_byte": {"fiction": 1.25},
+        "samples": [{"user": "Hi", "start": "", "reply": "Hello!", "copied": None}],
+    }
+    log += [{"kind": "evaluation", name: value} for name, value in parts.items()]
+    (tmp_path / "config.json").write_text(json.dumps(preset.hf_config()))
+    (tmp_path / "train_log.jsonl").write_text("\n".join(json.dumps(r) for r in log))
+    card.write_card(tmp_path)
+    text = (tmp_path / "README.md").read_text()
+    assert card.MISSING not in text
+    for shown in ("| one_number | 97 | 100 |", "| 0 | 4, 90 | 5, 80 |", "> Hello!", "(LF:"):
+        assert shown in text
+
+
+def test_every_measurement_runs(preset: Preset, params, tmp_path: Path) -> None:
+    from jhybrid.demo.corpus import Corpus
+
+    story = "A cat sat on a mat. It saw a big dog. They ran away to the park and slept. " * 20
+    for name in ("fiction", "essays", "tinystories"):
+        (tmp_path / f"{name}.txt").write_text(story)
+    small = dataclasses.replace(preset, trials=2, sample_bytes=4)
+    corpus = Corpus.load(tmp_path)
+    found = dict(evaluate.evaluate(params, small, corpus, Clock(600.0, 1.0), 0))
+    assert {f"recall_{name}" for name in TRIALS} < set(found)
+    assert not [name for name, value in found.items() if str(value).startswith("failed")]
+    assert found["recall_one_number"]["trials"] == 2
+    assert set(found["skills"]) == set(SKILLS)
+    assert len(found["samples"]) == len(PROMPTS)
+    assert 4 < found["held_out_nats_per_byte"]["fiction"] < 8
+    late = dict(evaluate.evaluate(params, small, corpus, Clock(0.0, 0.0), 0))
+    assert set(late.values()) == {card.MISSING}

@@ -1,0 +1,50 @@
+"""Sizes and flags of the command line."""
+
+import argparse
+
+import pytest
+
+from jhybrid.engine.arguments import add_engine_arguments, parse_size
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("0", 0), ("1048576", 2**20), ("64MiB", 2**26), ("2GiB", 2**31), ("1.5GiB", 3 * 2**29)]
+    + [("2GB", 2 * 10**9), ("8 kib", 2**13), ("1tib", 2**40), ("512B", 512)],
+)
+def test_sizes(text, size):
+    assert parse_size(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "MiB", "-1", "1e9", "64M", "nan", "1.2.3GiB", "٣"])
+def test_wrong_sizes(text):
+    with pytest.raises(ValueError, match="64MiB"):
+        parse_size(text)
+
+
+def parse(*argv):
+    parser = argparse.ArgumentParser()
+    add_engine_arguments(parser)
+    return parser.parse_args(argv)
+
+
+def test_flags_have_the_names_of_the_python_keywords():
+    args = parse("dummy:x", "--w-max", "4096", "--kv-memory", "1GiB", "--recovery", "dasc-wr")
+    assert (args.model, args.w_max, args.kv_memory, args.recovery) == (
+        "dummy:x",
+        4096,
+        2**30,
+        "dasc-wr",
+    )
+    assert parse().model == "demo" and parse().recovery == "dense" and parse().tp is None
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [("--replay-ratio", "1.5"), ("--replay-ratio", "nan"), ("--page-size", "0")]
+    + [("--kv-memory", "many"), ("--recovery", "magic"), ("--tp", "two")],
+)
+def test_impossible_values_are_refused(argv, capsys):
+    with pytest.raises(SystemExit):
+        parse(*argv)
+    assert argv[0] in capsys.readouterr().err

@@ -1,0 +1,212 @@
+"""A tiny hybrid with random weights behind a whole engine, and a naive oracle beside it."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from jhybrid.batch import DenseBatch
+from jhybrid.cache.cache_manager import CacheManager
+from jhybrid.config import AttentionConfig, LayerConfig, LinearAttentionConfig, ModelConfig
+from jhybrid.demo.tokenizer import build_tokenizer
+from jhybrid.engine.config import EngineConfig
+from jhybrid.engine.engine import Engine
+from jhybrid.engine.model_runner import ModelRunner, make_buckets
+from jhybrid.engine.request import Request, RequestUpdate, SamplingParams
+from jhybrid.models.hybrid import (
+    REPLICATED,
+    ModelParams,
+    forward,
+    logits,
+    model_partition,
+    model_specs,
+    sharded,
+)
+from jhybrid.params import init_params
+from jhybrid.sharding import make_mesh
+
+VOCAB = 272
+VALID = 263  # what the byte-level tokenizer knows
+EOS = 256
+CONTEXT = 512
+
+TINY = ModelConfig(
+    family="test",
+    vocab_size=VOCAB,
+    hidden_size=32,
+    layers=tuple(LayerConfig(kind) for kind in ("linear", "full", "linear")),
+    linear=LinearAttentionConfig("gdn", key_heads=4, value_heads=8, key_dim=8, value_dim=16),
+    full=AttentionConfig(
+        heads=4, kv_heads=2, head_dim=16, rotary_dim=4, output_gate=True, qk_norm="head"
+    ),
+    mlp_width=48,
+    tie_embeddings=True,
+    max_context=CONTEXT,
+)
+
+
+def tiny_params(config: ModelConfig = TINY, tp: int = 1, seed: int = 0) -> ModelParams:
+    """Random weights, scaled so that greedy text depends on all of the context.
+
+    KV heads of a larger mesh are copies, so that every `tp` is the same model.
+    """
+    one = make_mesh(1)
+    params = init_params(model_specs(config), jax.random.key(seed), jnp.float32, one)
+    params = jax.tree.map(lambda x: x * 3 if x.ndim > 1 else x, params)
+    wanted = model_specs(config.for_tensor_parallel(tp))
+
+    def repeat(spec: Any, x: Array) -> np.ndarray:
+        copies = spec.shape[0] // x.shape[0]
+        return np.repeat(np.asarray(x), copies, axis=0)
+
+    return jax.tree.map(repeat, wanted, params, is_leaf=lambda s: hasattr(s, "axes"))
+
+
+class Tokenizer:
+    """The part of a transformers tokenizer that the engine uses."""
+
+    def __init__(self) -> None:
+        self.backend_tokenizer = build_tokenizer()
+        self.eos_token_id = EOS
+        self.all_special_ids = [EOS, EOS + 1, EOS + 2]
+        self.added_tokens_decoder = self.backend_tokenizer.get_added_tokens_decoder()
+
+    def get_vocab(self) -> dict[str, int]:
+        return self.backend_tokenizer.get_vocab()
+
+    def __len__(self) -> int:
+        return VALID
+
+
+def tiny_engine(
+    *,
+    tp: int = 1,
+    pages: int = 400,
+    slots: int = 64,
+    eos: frozenset[int] = frozenset(),
+    **flags: Any,
+) -> Engine:
+    settings = {
+        "max_running": 4,
+        "max_prefill_tokens": 64,
+        "max_context": CONTEXT,
+        "page_size": 8,
+        "checkpoint_interval": 32,
+        **flags,
+    }
+    config = EngineConfig(tp=tp, **settings)
+    model = TINY.for_tensor_parallel(tp)
+    runner = ModelRunner(
+        jax.tree.map(jnp.asarray, tiny_params(tp=tp)),
+        model,
+        make_mesh(tp),
+        make_buckets(
+            config.max_prefill_tokens,
+            config.max_running,
+            config.checkpoint_interval,
+            CONTEXT // config.page_size,
+        ),
+        pages=pages,
+        page_size=config.page_size,
+        slots=slots,
+        max_running=config.max_running,
+        valid_vocab=VALID,
+        dtype=jnp.float32,
+    )
+    cache = CacheManager(pages, config.page_size, slots, config.checkpoint_interval)
+    return Engine(
+        runner,
+        cache,
+        Tokenizer(),
+        config,
+        max_context=CONTEXT,
+        eos=eos,
+        model_name="tiny",
+        facts={},
+    )
+
+
+@functools.cache
+def _dense_logits() -> Any:
+    mesh = make_mesh(1)
+
+    def run(params: ModelParams, ids: Array) -> Array:
+        hidden, _ = forward(params, None, DenseBatch(ids), TINY)
+        return logits(params, hidden, TINY)
+
+    fn = jax.jit(sharded(run, mesh, (model_partition(TINY), REPLICATED), REPLICATED))
+    params = jax.tree.map(jnp.asarray, tiny_params())
+    return lambda ids: np.asarray(fn(params, ids))
+
+
+def oracle_logits(tokens: list[int]) -> np.ndarray:
+    """[len(tokens), VALID] float32 logits of one uncached pass, padded to one compiled length."""
+    ids = np.zeros((1, CONTEXT), np.int32)
+    ids[0, : len(tokens)] = tokens
+    return _dense_logits()(ids)[0, : len(tokens), :VALID]
+
+
+def assert_greedy(prompt: list[int], output: tuple[int, ...] | list[int]) -> None:
+    """Every token of `output` is the oracle's best after what stands before it."""
+    tokens = [*prompt, *output]
+    rows = oracle_logits(tokens)[len(prompt) - 1 : -1]
+    best = rows.argmax(axis=1)
+    wrong = [i for i, token in enumerate(output) if token != best[i]]
+    assert not wrong, f"prompt of {len(prompt)}: tokens {wrong} differ from the uncached model"
+
+
+@dataclass
+class Result:
+    token_ids: list[int]
+    updates: list[RequestUpdate]
+
+    @property
+    def text(self) -> str:
+        return "".join(update.text for update in self.updates)
+
+    @property
+    def last(self) -> RequestUpdate:
+        return self.updates[-1]
+
+    @property
+    def usage(self) -> Any:
+        return self.updates[0].prefix_cache
+
+
+def request(name: str, prompt: list[int], **params: Any) -> Request:
+    settings = {"temperature": 0.0, "max_tokens": 8, "ignore_eos": True, **params}
+    cache = settings.pop("prefix_cache", None)
+    extra = {} if cache is None else {"prefix_cache": cache}
+    return Request(name, tuple(prompt), SamplingParams(**settings), **extra)
+
+
+def run(engine: Engine, requests: list[Request], *, check: bool = True) -> dict[str, Result]:
+    """Step until all are done, with the pools recounted after every step."""
+    results = {r.request_id: Result([], []) for r in requests}
+    for r in requests:
+        engine.add(r)
+    while engine.has_work():
+        for update in engine.step():
+            results[update.request_id].updates.append(update)
+            results[update.request_id].token_ids += update.token_ids
+        if check:
+            engine.cache.check_integrity()
+    return results
+
+
+def assert_idle(engine: Engine) -> None:
+    """Nothing runs, nothing waits, and every page and slot is free or the tree's."""
+    m = engine.metrics()
+    assert (m.running, m.waiting) == (0, 0)
+    for pool in ("kv_pages", "native_slots"):
+        assert m.pools[pool]["running"] == 0, m.pools
+    engine.cache.check_integrity()
+
+
+__all__ = ["assert_greedy", "assert_idle", "oracle_logits", "request", "run", "tiny_engine"]
