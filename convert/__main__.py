@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import logging
 import os
 import sys
 from collections.abc import Sequence
@@ -40,6 +41,7 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """0 when DST is written; 2 with one message on stderr when the input does not allow it."""
     args = parser().parse_args(argv)
+    logging.getLogger("absl").setLevel(logging.ERROR)  # Orbax narrates what it does not do
     if "JAX_PLATFORMS" not in os.environ:
         jax.config.update("jax_platforms", "cpu")  # converting needs no accelerator memory
     try:

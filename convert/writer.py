@@ -10,6 +10,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
+import math
 import os
 import shutil
 import tempfile
@@ -30,7 +31,7 @@ from jhybrid.weights import ARRAYS, FORMAT_VERSION, MANIFEST
 from .conversion import Conversion
 
 # Files are read chunk by chunk when a rank loads its shard of a parameter.
-CHUNK_BYTES = 16 << 20
+CHUNK_BYTES, WHOLE_BYTES = 16 << 20, 1 << 20
 
 # What belongs to a checkpoint besides its weights.
 COMPANIONS = (
@@ -48,7 +49,7 @@ COMPANIONS = (
     "LICENSE*",
 )
 
-Progress = Callable[[str, int], None]  # parameter name, bytes written
+Progress = Callable[[str, int], object]  # parameter name, bytes written
 
 
 def write_checkpoint(
@@ -132,7 +133,7 @@ def _write_arrays(conversion: Conversion, folder: Path, progress: Progress | Non
     def leaf(name: str, spec: ParamSpec) -> LazyLeaf:
         def make() -> np.ndarray:
             value = conversion.parameter(name)
-            content = hashlib.sha256(value.reshape(-1).view(np.uint8)).hexdigest()
+            content = hashlib.sha256(value.reshape(-1).view(np.uint8).data).hexdigest()
             lines[name] = f"{name} {value.dtype} {list(value.shape)} {content}\n"
             if progress is not None:
                 progress(name, value.nbytes)
@@ -144,22 +145,24 @@ def _write_arrays(conversion: Conversion, folder: Path, progress: Progress | Non
     registry = type_handlers.create_type_handler_registry(
         (LazyLeaf, LazyLeafHandler()), (jax.Array, type_handlers.ArrayHandler())
     )
-    handler = ocp.PyTreeCheckpointHandler(type_handler_registry=registry)
-    save_args = {name: _save_args(spec) for name, spec in conversion.specs.items()}
+    # Plain zarr files: in its OCDBT format, what Orbax holds while saving grows with the model.
+    handler = ocp.PyTreeCheckpointHandler(use_ocdbt=False, type_handler_registry=registry)
+    save_args = {n: _save_args(spec, conversion.dtype) for n, spec in conversion.specs.items()}
     with ocp.Checkpointer(handler) as checkpointer:
         checkpointer.save(folder, args=ocp.args.PyTreeSave(tree, save_args=save_args))
     return hashlib.sha256("".join(lines[name] for name in sorted(lines)).encode()).hexdigest()
 
 
-def _save_args(spec: ParamSpec) -> ocp.SaveArgs:
+def _save_args(spec: ParamSpec, dtype: Any) -> ocp.SaveArgs:
     """Chunks along the axis of heads, so that a rank reads its heads and nothing else.
 
     Orbax cuts a named axis down to single entries, which suits heads but not wide axes (vocab,
-    ffn): those are the longest of their parameters, and the longest is cut first.
+    ffn): those are the longest of their parameters, and the longest is cut first. Small
+    parameters stay whole, or there would be thousands of tiny files.
     """
     heads = tuple(i for i, axis in enumerate(spec.axes) if axis is not None and "heads" in axis)
-    size = CHUNK_BYTES
-    return ocp.SaveArgs(chunk_byte_size=size, shard_axes=heads if len(spec.shape) > 2 else ())
+    large = math.prod(spec.shape) * spec.dtype_in(dtype).itemsize > WHOLE_BYTES
+    return ocp.SaveArgs(chunk_byte_size=CHUNK_BYTES, shard_axes=heads if large else ())
 
 
 def _copy_companions(src: Path, work: Path) -> None:

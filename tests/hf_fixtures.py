@@ -35,7 +35,7 @@ ODD = {
     "vocab_size": 97,
     "hidden_size": 52,
     "intermediate_size": 75,
-    "linear_key_head_dim": 28,
+    "linear_key_head_dim": 40,
     "linear_value_head_dim": 20,
 }
 
@@ -137,7 +137,7 @@ def greedy(folder: Path, prompt: np.ndarray, count: int) -> list[int]:
     import torch
     from transformers import AutoModelForCausalLM
 
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     ids = torch.from_numpy(prompt.astype(np.int64))[None]
     settings: dict[str, Any] = {"do_sample": False, "eos_token_id": None, "pad_token_id": 0}
     out = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=count, **settings)

@@ -40,17 +40,23 @@ write_checkpoint(open_checkpoint(src), dst, progress=progress, before_rename=lam
 """
 
 MEASURING = """
-import resource, sys
+import sys
 from jhybrid.convert.conversion import open_checkpoint
 from jhybrid.convert.writer import write_checkpoint
 
 warm_up, src, dst = sys.argv[1:]
 write_checkpoint(open_checkpoint(warm_up), dst + "-warm-up")
 conversion = open_checkpoint(src, "bfloat16")
-peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-before = peak()
+
+
+def memory(field):
+    lines = open("/proc/self/status").read().splitlines()
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith(field))
+
+before = memory("VmRSS")
+open("/proc/self/clear_refs", "w").write("5")  # the high-water mark starts again
 write_checkpoint(conversion, dst)
-print(peak() - before)
+print(memory("VmHWM") - before)
 """
 
 
@@ -149,6 +155,7 @@ def test_killed_conversion_leaves_nothing_at_dst(src: Path, tmp_path: Path, wher
     read_manifest(dst)
 
 
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="reads Linux's /proc")
 def test_memory_is_bounded_by_a_parameter(src: Path, tmp_path: Path) -> None:
     sizes = {
         "vocab_size": 4096,
@@ -167,4 +174,4 @@ def test_memory_is_bounded_by_a_parameter(src: Path, tmp_path: Path) -> None:
     out = subprocess.run(command, capture_output=True, cwd=ROOT, text=True, check=True)
     growth, parameter = int(out.stdout.split()[-1]), 2 * 2048 * 512 * 4
     print(f"{total / 2**20:.0f} MiB converted, peak memory grew by {growth / 2**20:.0f} MiB")
-    assert growth < 3 * parameter + (64 << 20) < total / 4
+    assert parameter < growth < 4 * parameter + (16 << 20) < total / 7
