@@ -88,7 +88,7 @@ def make_step(
         losses = optax.softmax_cross_entropy_with_integer_labels(scores, targets)
         loss = jnp.sum(losses * weights) / jnp.maximum(jnp.sum(weights), 1)
         counted = (weights >= COUNTED).astype(jnp.float32)
-        right = counted * (jnp.argmax(scores, axis=-1) == targets)
+        right = jnp.where(jnp.argmax(scores, axis=-1) == targets, counted, 0)
         rows = jnp.stack([(losses * counted).sum(1), right.sum(1), counted.sum(1)], axis=1)
         of_task = jax.nn.one_hot(task, len(TASK_NAMES), axis=0)  # [tasks, B]
         return loss, jnp.matmul(of_task, rows, precision=jax.lax.Precision.HIGHEST)
@@ -101,7 +101,8 @@ def make_step(
         norm = jnp.sqrt(sum(jnp.sum(g * g) for g in jax.tree.leaves(grads)))
         fine = jnp.isfinite(norm)
         grads = jax.tree.map(lambda g: g * jnp.minimum(1, CLIP / (norm + 1e-9)), grads)
-        updates, moments = optimizer.update(grads, state.optimizer, state.params)  # pyright: ignore[reportArgumentType]
+        with jax.numpy_dtype_promotion("standard"):  # optax raises floats to its integer count
+            updates, moments = optimizer.update(grads, state.optimizer, state.params)  # pyright: ignore[reportArgumentType]
         new = jax.tree.map(lambda p, u, s: p - rate * s * u, state.params, updates, rates)
         # a step that blew up leaves everything as it was
         params, moments = jax.tree.map(

@@ -110,6 +110,8 @@ def train(
     state = initial_state(initial_params(config, seed), optimizer)
     state = jax.device_put(state, replicated(mesh))
     steps = Steps(make_step(config, preset, optimizer, mesh, dtype), state, mesh, preset)
+    # read by the workers as they start; this process has its device by now, and they need none
+    os.environ["JAX_PLATFORMS"] = "cpu"
     stream = BatchStream(corpus, spec_maker(preset, clock, steps, seed), workers, preset.ahead)
     tokens, step, saved = 0, 0, clock.elapsed
     window, running = _Window(clock), deque[jax.Array]()
