@@ -89,16 +89,27 @@ def make_tiles(
 
 
 def gather_slots(pool: Array, slots: Int32[Array, " N"], layer: int) -> Array:
-    """`pool[slots, layer]` with zeros where the slot is negative. Pool is [S, L, ...]."""
-    rows = pool[jnp.maximum(slots, 0), layer]
+    """`pool[slots, layer]` with zeros where the slot is negative. Pool is [S, L, ...].
+
+    The barrier makes the rows a value of their own. Were the read fused into later work, some of it
+    could come after the pool is written again, and XLA on GPUs would copy the whole pool for it.
+    """
+    rows = jax.lax.optimization_barrier(pool[jnp.maximum(slots, 0), layer])
     keep = (slots >= 0).reshape((-1,) + (1,) * (rows.ndim - 1))
     return jnp.where(keep, rows, jnp.zeros((), rows.dtype))
 
 
 def scatter_slots(pool: Array, slots: Int32[Array, " N"], layer: int, rows: Array) -> Array:
-    """Pool with `rows` at `[slots, layer]`. Rows with a negative slot go to the pool's last slot,
-    which nobody owns: every write is in bounds, so it is done in place. (With a single slot XLA
-    fuses reading, updating and writing, and keeps a copy of the pool to be safe.)
+    """Pool with `rows` at `[slots, layer]`; rows with a negative slot are dropped.
+
+    (With a single slot XLA fuses reading, updating and writing, and keeps a copy of the pool to be
+    safe: batches are of two or more.)
     """
-    target = jnp.where(slots >= 0, slots, pool.shape[0] - 1)
-    return pool.at[target, layer].set(rows.astype(pool.dtype), mode="promise_in_bounds")
+    at = pool.at[or_outside(slots, pool.shape[0]), layer]
+    return at.set(rows.astype(pool.dtype), mode="drop", unique_indices=True)
+
+
+def or_outside(index: Int32[Array, " N"], size: int) -> Int32[Array, " N"]:
+    """`index` with negative entries moved out of bounds, each to a place of its own: a scatter that
+    drops them may then be told that no two indices are equal, and need not order its writes."""
+    return jnp.where(index >= 0, index, size + jnp.arange(index.shape[0], dtype=index.dtype))

@@ -140,18 +140,18 @@ def size_pools(
     The pool of pages holds at least one request of the longest context. ValueError names the flag
     when it is too small.
     """
-    one = cache_specs(config, 0, engine.page_size, 0)
+    one = cache_specs(config, 1, engine.page_size, 1)
     page_bytes = count_bytes([one.keys, one.values], dtype)
     slot_bytes = count_bytes([one.recurrent, one.conv], dtype)
     free = _free_bytes(mesh)
     left = max(0, free - GPU_WORKSPACE) if free is not None else 0
     kv = engine.kv_memory or (int(left * (1 - STATE_SHARE)) if free is not None else CPU_POOL)
     state = engine.state_memory or (int(left * STATE_SHARE) if free is not None else CPU_POOL)
-    pages, slots = kv // page_bytes - 1, state // slot_bytes - 1  # the last takes padding
+    pages, slots = kv // page_bytes, state // slot_bytes
     least = -(-context // engine.page_size)
-    hint = f"at least {(least + 1) * page_bytes} bytes for one request of {context} tokens"
+    hint = f"at least {least * page_bytes} bytes for one request of {context} tokens"
     require(pages >= least, "kv_memory", kv, hint)
-    require(slots >= 1, "state_memory", state, f"at least {2 * slot_bytes} bytes for one state")
+    require(slots >= 1, "state_memory", state, f"at least {slot_bytes} bytes for one state")
     if engine.kv_memory is None:  # more pages than all requests and as many again are never used
         pages = min(pages, 4 * engine.max_running * least)
     log.info(

@@ -20,6 +20,7 @@ from jax import Array
 from jax.sharding import Mesh, NamedSharding
 
 from pallas_kernels import NO_SLOT, Segments
+from pallas_kernels.ragged import or_outside
 
 from ..batch import Caches, DecodeBatch, PrefillBatch
 from ..config import ModelConfig
@@ -77,8 +78,9 @@ def make_buckets(
 ) -> Buckets:
     """Few enough that compiling them all is quick, close enough that padding stays cheap."""
     tokens = _powers(min(64, max_prefill_tokens), max_prefill_tokens, 6)
-    sequences = _powers(1, min(max_running, 16), 16)
-    # From two up: XLA copies whole pools to update a single slot (pallas_kernels.ragged).
+    # From two up: for a single row XLA copies whole pools to update one slot (see
+    # pallas_kernels.ragged), and the embedding to float32 to multiply by it.
+    sequences = _powers(2, max(2, min(max_running, 16)), 8)
     decode = _powers(2, max(2, max_running), 4)
     return Buckets(tokens, sequences, decode, checkpoint_interval, pages)
 
@@ -167,9 +169,9 @@ class ModelRunner:
 
         def copy_pages(c: Caches, source: Array, target: Array) -> Caches:
             def one(pages: Array) -> Array:
-                to = jnp.where(target >= 0, target, pages.shape[0] - 1)
+                at = pages.at[or_outside(target, pages.shape[0])]
                 found = pages[jnp.maximum(source, 0)]
-                return pages.at[to].set(found, mode="promise_in_bounds")
+                return at.set(found, mode="drop", unique_indices=True)
 
             values = None if c.values is None else one(c.values)
             return replace(c, keys=one(c.keys), values=values)

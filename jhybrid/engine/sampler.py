@@ -16,6 +16,8 @@ from flax import struct
 from jax import Array
 from jaxtyping import Bool, Float, Int32, UInt32
 
+from pallas_kernels.ragged import or_outside
+
 from .request import MAX_LOGIT_BIAS, MAX_LOGPROBS
 
 MAX_BANNED = 32  # tokens that may not end a request before its min_tokens
@@ -111,7 +113,7 @@ def sample(
         tokens = jnp.where(here.temperature > 0, drawn, tokens)
 
     params = state.params
-    target = jnp.where(rows >= 0, rows, params.last_token.shape[0])
+    target = or_outside(rows, params.last_token.shape[0])
     params = replace(
         params,
         last_token=params.last_token.at[target].set(tokens, mode="drop"),

@@ -78,17 +78,14 @@ def _layer_specs(config: ModelConfig, layer: LayerConfig) -> LayerParams:
 
 
 def cache_specs(config: ModelConfig, pages: int, page_size: int, slots: int) -> Any:
-    """The caches of a model with a ParamSpec at every leaf (shapes, dtypes, shardings, bytes).
-
-    One page and one slot more than asked for: the last ones take what padding writes.
-    """
+    """The caches of a model with a ParamSpec at every leaf (shapes, dtypes, shardings, bytes)."""
     full, linear = config.full, config.linear
     assert isinstance(full, AttentionConfig)
     axes = (None, None, None, "kv_heads", None)
-    lead = (pages + 1, len(config.full_layers), page_size, full.kv_heads)
+    lead = (pages, len(config.full_layers), page_size, full.kv_heads)
     kv = ParamSpec((*lead, full.head_dim), axes, "zeros")
     channels = linear.key_heads * linear.conv_width
-    lead = (slots + 1, len(config.linear_layers))
+    lead = (slots, len(config.linear_layers))
     return Caches(
         keys=kv,
         values=kv,

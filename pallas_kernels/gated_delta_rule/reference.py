@@ -228,10 +228,13 @@ def ragged_gated_delta_rule(
     layer: int,
     segments: Segments,
     *,
-    chunk_size: int = 64,
+    chunk_size: int = 32,
     precision: lax.Precision = lax.Precision.HIGHEST,
 ) -> tuple[Float[Array, "T H V"], Float[Array, "S L H K V"]]:
-    """A packed ragged batch; states come from and go to slots of `pool[:, layer]`."""
+    """A packed ragged batch; states come from and go to slots of `pool[:, layer]`.
+
+    Chunks are short, since every segment may waste most of one.
+    """
     out_dtype, length = v.dtype, v.shape[0]
     q, k, v, g, beta = _prepare(q, k, v, g, beta)
     tiles = make_tiles(segments.cu, length, chunk_size, keep_empty=segments.store >= 0)

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jaxtyping import Float, Int32
 
-from ..ragged import make_tiles
+from ..ragged import make_tiles, or_outside
 
 BLOCK_TOKENS = 128  # keys visited at once
 NEVER = -1e30  # finite, so that a row with nothing visible stays free of NaN
@@ -23,12 +23,11 @@ def write_pages(
     rows: Float[Array, "T Hkv D"],
     kv_slots: Int32[Array, " T"],
 ) -> Float[Array, "P L page Hkv D"]:
-    """Rows written at `kv_slots` (page * page_size + offset); negative ones go to the last page,
-    which nobody owns."""
+    """Rows written at `kv_slots` (page * page_size + offset); negative ones are dropped."""
     count, _, size = pages.shape[:3]
-    page = jnp.where(kv_slots >= 0, kv_slots // size, count - 1)
+    page = or_outside(jnp.where(kv_slots >= 0, kv_slots // size, -1), count)
     at = pages.at[page, layer, kv_slots % size]
-    return at.set(rows.astype(pages.dtype), mode="promise_in_bounds")
+    return at.set(rows.astype(pages.dtype), mode="drop", unique_indices=True)
 
 
 def _attend(
