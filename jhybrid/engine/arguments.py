@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import argparse
 import re
-from typing import get_args
 
-from jhybrid.engine.request import RecoveryName
+from jhybrid.engine.config import RECOVERIES
 
 SIZE_UNITS = {
     "": 1,
@@ -42,13 +41,6 @@ def positive(text: str) -> int:
     return value
 
 
-def ratio(text: str) -> float:
-    value = float(text)
-    if not 0 <= value <= 1:
-        raise argparse.ArgumentTypeError(f"must be from 0 to 1, got {text}")
-    return value
-
-
 def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "model",
@@ -65,32 +57,44 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     cache = parser.add_argument_group("prefix cache")
     cache.add_argument(
         "--recovery",
-        choices=get_args(RecoveryName),
+        choices=RECOVERIES,
         default="dense",
         help="how a hit becomes an active state (default: dense)",
     )
-    cache.add_argument("--w-max", type=positive, metavar="N", help="cutoff horizon in tokens")
-    cache.add_argument("--replay-ratio", type=ratio, metavar="R", help="suffix replayed, 0 to 1")
-    cache.add_argument("--checkpoint-interval", type=positive, metavar="N", help="in tokens")
-    cache.add_argument("--checkpoint-dtype", choices=("float32", "int8"))
-    cache.add_argument("--layout", choices=("ragged", "padded"), help="of compressed checkpoints")
     cache.add_argument(
-        "--placement", choices=("off", "storage", "hybrid"), help="of heads on ranks"
+        "--checkpoint-interval",
+        type=positive,
+        metavar="N",
+        help="tokens between the checkpoints that a long prefill leaves (default: 512)",
     )
 
     memory = parser.add_argument_group("memory (bytes, or like 64MiB)")
     memory.add_argument(
-        "--state-memory", type=size, metavar="SIZE", help="native + compressed + scratch states"
+        "--state-memory",
+        type=size,
+        metavar="SIZE",
+        help="recurrent states, running ones and checkpoints (default: from what is free)",
     )
-    memory.add_argument("--kv-memory", type=size, metavar="SIZE")
-    memory.add_argument("--host-memory", type=size, metavar="SIZE", help="host tier of the cache")
-    memory.add_argument("--page-size", type=positive, metavar="N", help="tokens per KV page")
+    memory.add_argument(
+        "--kv-memory", type=size, metavar="SIZE", help="keys and values (default: likewise)"
+    )
+    memory.add_argument(
+        "--page-size", type=positive, metavar="N", help="tokens per KV page (default: 16)"
+    )
 
     schedule = parser.add_argument_group("scheduling")
-    schedule.add_argument("--max-running", type=positive, metavar="N", help="sequences at once")
     schedule.add_argument(
-        "--max-prefill-tokens", type=positive, metavar="N", help="prompt tokens per step"
+        "--max-running", type=positive, metavar="N", help="sequences at once (default: 32)"
     )
     schedule.add_argument(
-        "--max-queue", type=positive, metavar="N", help="waiting sequences before 429"
+        "--max-prefill-tokens", type=positive, metavar="N", help="per step (default: 2048)"
+    )
+    schedule.add_argument(
+        "--max-queue", type=positive, metavar="N", help="waiting sequences before 429 (1024)"
+    )
+    schedule.add_argument("--seed", type=int, metavar="N", help="of requests without one (0)")
+    schedule.add_argument(
+        "--compilation-cache",
+        metavar="DIR",
+        help="compiled steps, kept between starts (default: ~/.cache/jhybrid/xla)",
     )
