@@ -29,8 +29,8 @@ def parse(*argv):
 
 
 def test_flags_have_the_names_of_the_python_keywords():
-    args = parse("dummy:x", "--w-max", "4096", "--kv-memory", "1GiB", "--recovery", "dasc-wr")
-    assert (args.model, args.w_max, args.kv_memory, args.recovery) == (
+    args = parse("dummy:x", "--max-running", "8", "--kv-memory", "1GiB", "--recovery", "zero")
+    assert (args.model, args.max_running, args.kv_memory, args.recovery) == (
         "dummy:x",
         4096,
         2**30,
@@ -41,7 +41,7 @@ def test_flags_have_the_names_of_the_python_keywords():
 
 @pytest.mark.parametrize(
     "argv",
-    [("--replay-ratio", "1.5"), ("--replay-ratio", "nan"), ("--page-size", "0")]
+    [("--recovery", "best"), ("--max-queue", "-1"), ("--page-size", "0")]
     + [("--kv-memory", "many"), ("--recovery", "magic"), ("--tp", "two")],
 )
 def test_impossible_values_are_refused(argv, capsys):
