@@ -32,9 +32,9 @@ def test_flags_have_the_names_of_the_python_keywords():
     args = parse("dummy:x", "--max-running", "8", "--kv-memory", "1GiB", "--recovery", "zero")
     assert (args.model, args.max_running, args.kv_memory, args.recovery) == (
         "dummy:x",
-        4096,
+        8,
         2**30,
-        "dasc-wr",
+        "zero",
     )
     assert parse().model == "demo" and parse().recovery == "dense" and parse().tp is None
 
