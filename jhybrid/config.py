@@ -115,6 +115,16 @@ class LatentAttentionConfig:
     output_gate: bool = False
     norm_eps: float = 1e-6
 
+    @property
+    def query_dim(self) -> int:
+        """Channels of one head's query: those of its own key and those all heads share."""
+        return self.nope_dim + self.shared_dim
+
+    @property
+    def cache_dim(self) -> int:
+        """Values that the cache keeps of one token, for all heads together."""
+        return self.latent_dim + self.shared_dim
+
 
 @dataclass(frozen=True)
 class MoEConfig:
