@@ -41,8 +41,7 @@ class LatentAttentionParams:
     q: Any  # [H, N + S, D or R]
     kv: Any  # [L + S, D]
     kv_norm: Any  # [L] float32
-    k_up: Any  # [H, N, L]
-    v_up: Any  # [H, V, L]
+    kv_up: Any  # [H, N + V, L]
     gate: Any  # [H, V, D] or None
     out: Any  # [D, H, V]
 
@@ -50,6 +49,7 @@ class LatentAttentionParams:
 def latent_attention_specs(hidden: int, c: LatentAttentionConfig) -> LatentAttentionParams:
     heads, whole, latent = (c.heads, "heads"), (hidden, None), (c.latent_dim, None)
     values, rank = (c.value_dim, None), c.query_low_rank
+    expanded = (c.nope_dim + c.value_dim, None)
     inner = (rank or hidden, None)
     return LatentAttentionParams(
         q_down=weight(inner, whole, fan_in=hidden) if rank else None,
@@ -57,8 +57,7 @@ def latent_attention_specs(hidden: int, c: LatentAttentionConfig) -> LatentAtten
         q=weight(heads, (c.query_dim, None), inner, fan_in=inner[0]),
         kv=weight((c.cache_dim, None), whole, fan_in=hidden),
         kv_norm=scale(c.latent_dim),
-        k_up=weight(heads, (c.nope_dim, None), latent, fan_in=c.latent_dim),
-        v_up=weight(heads, values, latent, fan_in=c.latent_dim),
+        kv_up=weight(heads, expanded, latent, fan_in=c.latent_dim),
         gate=weight(heads, values, whole, fan_in=hidden) if c.output_gate else None,
         out=weight(whole, heads, values, fan_in=c.heads * c.value_dim),
     )
@@ -104,7 +103,8 @@ def _attend_pages(
 ) -> Float[Array, "T H V"]:
     """The absorbed form: every head attends to the same rows, which are keys and values at once."""
     scale, width = config.query_dim**-0.5, config.latent_dim
-    own = _per_head("thn,hnl->thl", q[..., : config.nope_dim], params.k_up)
+    k_up, v_up = jnp.split(params.kv_up, [config.nope_dim], axis=1)
+    own = _per_head("thn,hnl->thl", q[..., : config.nope_dim], k_up)
     q = jnp.concatenate([own, q[..., config.nope_dim :]], axis=-1)
     match batch:
         case PrefillBatch():
@@ -130,7 +130,7 @@ def _attend_pages(
                 scale=scale,
                 value_dim=width,
             )
-    return _per_head("thl,hvl->thv", o, params.v_up)
+    return _per_head("thl,hvl->thv", o, v_up)
 
 
 def _attend_expanded(
@@ -141,9 +141,10 @@ def _attend_expanded(
     config: LatentAttentionConfig,
 ) -> Float[Array, "B T H V"]:
     """Keys and values of every head: cheaper than latents where all of them are used at once."""
-    k = project(latent, params.k_up)  # [B, T, H, N]
+    kv = project(latent, params.kv_up)  # [B, T, H, N + V]
+    k, v = jnp.split(kv, [config.nope_dim], axis=-1)
     shared = jnp.broadcast_to(shared[:, :, None], (*k.shape[:-1], shared.shape[-1]))
-    k, v = jnp.concatenate([k, shared], axis=-1), project(latent, params.v_up)
+    k = jnp.concatenate([k, shared], axis=-1)
     width = max(config.query_dim, config.value_dim)  # the op wants one width for all three
     q, k, v = (jnp.pad(y, ((0, 0),) * 3 + ((0, width - y.shape[-1]),)) for y in (q, k, v))
     o = jax.nn.dot_product_attention(q, k, v, scale=config.query_dim**-0.5, is_causal=True)
