@@ -29,6 +29,7 @@ from ..layers.gated_delta_net import (
     gated_delta_net_specs,
 )
 from ..layers.mlp import MLPParams, mlp, mlp_specs
+from ..layers.moe import MoEParams, moe, moe_specs
 from ..layers.norm import rms_norm
 from ..params import ParamSpec, partition_specs, scale, weight
 from ..sharding import AXIS, partition_spec
@@ -39,7 +40,7 @@ class LayerParams:
     mixer_norm: Any  # [D] float32: before the mixer, or after it in a post-norm layer
     mixer: GatedDeltaNetParams | GatedAttentionParams
     ffn_norm: Any  # [D] float32
-    ffn: MLPParams
+    ffn: MLPParams | MoEParams
 
 
 @struct.dataclass
@@ -69,12 +70,12 @@ def _layer_specs(config: ModelConfig, layer: LayerConfig) -> LayerParams:
     else:
         assert isinstance(config.full, AttentionConfig)
         mixer = gated_attention_specs(hidden, config.full)
-    return LayerParams(
-        mixer_norm=scale(hidden),
-        mixer=mixer,
-        ffn_norm=scale(hidden),
-        ffn=mlp_specs(hidden, config.mlp_width),
-    )
+    if layer.feed_forward == "moe":
+        assert config.moe is not None
+        ffn = moe_specs(hidden, config.moe)
+    else:
+        ffn = mlp_specs(hidden, config.mlp_width)
+    return LayerParams(mixer_norm=scale(hidden), mixer=mixer, ffn_norm=scale(hidden), ffn=ffn)
 
 
 def cache_specs(config: ModelConfig, pages: int, page_size: int, slots: int) -> Any:
@@ -156,7 +157,13 @@ def decoder_layer(
             )
     x = x + h
     h = rms_norm(x, layer.ffn_norm, config.norm_eps)
-    return x + mlp(layer.ffn, h, config.activation), caches
+    match layer.ffn:
+        case MLPParams() as ffn:
+            h = mlp(ffn, h, config.activation)
+        case MoEParams() as ffn:
+            assert config.moe is not None
+            h = moe(ffn, h, config.moe, config.activation)
+    return x + h, caches
 
 
 def logits(
