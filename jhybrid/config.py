@@ -128,7 +128,11 @@ class LatentAttentionConfig:
 
 @dataclass(frozen=True)
 class MoEConfig:
-    """Mixture of experts. `latent_width`: experts work in a down-projected space (Kimi-K3)."""
+    """Mixture of experts. `latent_width`: experts work in a down-projected space (Kimi-K3).
+
+    Sigmoid scoring selects by score + bias and weighs by the score alone. `groups` above 1 selects
+    among the experts of the best `top_groups`.
+    """
 
     experts: int
     top_k: int
@@ -142,6 +146,7 @@ class MoEConfig:
     top_groups: int = 1
     latent_width: int | None = None
     latent_norm: bool = False
+    norm_eps: float = 1e-6
 
     def __post_init__(self) -> None:
         require(
@@ -149,6 +154,13 @@ class MoEConfig:
         )
         require(
             self.experts % self.groups == 0, "groups", self.groups, f"a divisor of {self.experts}"
+        )
+        selectable = self.experts // self.groups * self.top_groups
+        require(
+            0 < self.top_groups <= self.groups and selectable >= self.top_k,
+            "top_groups",
+            self.top_groups,
+            f"1 to groups ({self.groups}), with {self.top_k} experts among them",
         )
 
 

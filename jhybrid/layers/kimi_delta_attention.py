@@ -34,7 +34,7 @@ class KimiDeltaAttentionParams:
     """
 
     qkv: Any  # [H, W, D]: q | k | v
-    conv: Any  # [H, W, J]
+    conv: Any  # [H, W, J] float32
     decay_down: Any  # [R, D]
     decay_up: Any  # [H, K, R]
     beta: Any  # [H, D]
@@ -54,7 +54,12 @@ def kimi_delta_attention_specs(hidden: int, c: LinearAttentionConfig) -> KimiDel
     inner = (c.gate_low_rank or hidden, None)
     return KimiDeltaAttentionParams(
         qkv=weight(heads, width, whole, fan_in=hidden),
-        conv=weight(heads, width, (c.conv_size, None), fan_in=c.conv_size),
+        conv=ParamSpec(
+            (c.key_heads, c.conv_width, c.conv_size),
+            ("key_heads", None, None),
+            fan_in=c.conv_size,
+            dtype=jnp.float32,  # as Kimi-K3 is published
+        ),
         decay_down=weight((c.low_rank, None), whole, fan_in=hidden),
         decay_up=weight(heads, keys, (c.low_rank, None), fan_in=c.low_rank),
         beta=weight(heads, whole, fan_in=hidden),

@@ -39,6 +39,7 @@ from ..layers.kimi_delta_attention import (
     kimi_delta_attention_specs,
 )
 from ..layers.mlp import MLPParams, mlp, mlp_specs
+from ..layers.moe import MoEParams, moe, moe_specs
 from ..layers.multi_head_latent_attention import (
     LatentAttentionParams,
     latent_attention,
@@ -59,7 +60,7 @@ class LayerParams:
     mixer_norm: Any  # [D] float32: before the mixer, or after it in a post-norm layer
     mixer: LinearMixer | FullMixer
     ffn_norm: Any  # [D] float32
-    ffn: MLPParams
+    ffn: MLPParams | MoEParams
     mixer_mix: ResidualMixParams | None = None
     ffn_mix: ResidualMixParams | None = None
 
@@ -88,11 +89,16 @@ def model_specs(config: ModelConfig) -> ModelParams:
 
 def _layer_specs(config: ModelConfig, layer: LayerConfig) -> LayerParams:
     hidden = config.hidden_size
+    if layer.feed_forward == "moe":
+        assert config.moe is not None
+        ffn = moe_specs(hidden, config.moe)
+    else:
+        ffn = mlp_specs(hidden, config.mlp_width)
     return LayerParams(
         mixer_norm=scale(hidden),
         mixer=_mixer_specs(config, layer),
         ffn_norm=scale(hidden),
-        ffn=mlp_specs(hidden, config.mlp_width),
+        ffn=ffn,
         mixer_mix=_mix_specs(config),
         ffn_mix=_mix_specs(config),
     )
@@ -242,7 +248,12 @@ def _feed_forward(
 ) -> Float[Array, "*B D"]:
     """What the layer's feed-forward block adds to the residual stream."""
     h = rms_norm(x, layer.ffn_norm, config.norm_eps)
-    return mlp(layer.ffn, h, config.activation)
+    match layer.ffn:
+        case MLPParams() as ffn:
+            return mlp(ffn, h, config.activation)
+        case MoEParams() as ffn:
+            assert config.moe is not None
+            return moe(ffn, h, config.moe, config.activation)
 
 
 def logits(
