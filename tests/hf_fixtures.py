@@ -20,6 +20,7 @@ class Case:
     mtp: bool = False
     dtype: str = "float32"
     shard_size: str = "1GB"
+    seed: int = 0
 
 
 def _heads(key: int, value: int, query: int, kv: int) -> dict[str, int]:
@@ -118,18 +119,25 @@ def make_checkpoint(folder: Path, case: Case, seed: int = 0) -> Path:
         model = Qwen3_5ForConditionalGeneration(Qwen3_5Config.from_dict(parts | ids))
     else:
         model = Qwen3_5ForCausalLM(Qwen3_5TextConfig.from_dict(text))
-    with torch.no_grad():
-        for name, weight in model.named_parameters():
-            noise = torch.randn(weight.shape)
-            if weight.ndim > 1:
-                weight.copy_(0.08 * noise)
-            else:
-                weight.add_((0.5 if name.endswith("dt_bias") else 0.1) * noise)
+    randomise(model)
     model = model.to(getattr(torch, case.dtype))
     model.save_pretrained(folder, max_shard_size=case.shard_size)
     if case.mtp:
         add_mtp(folder)
     return folder
+
+
+def randomise(model: Any) -> None:
+    """Leave nothing at a trivial initial value: wrong conventions would pass unseen."""
+    import torch
+
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            noise = torch.randn(weight.shape)
+            if weight.ndim > 1 and not name.endswith("A_log"):
+                weight.copy_(0.08 * noise)
+            else:
+                weight.add_((0.5 if name.endswith("dt_bias") else 0.1) * noise)
 
 
 def greedy(folder: Path, prompt: np.ndarray, count: int) -> list[int]:
