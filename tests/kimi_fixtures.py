@@ -56,6 +56,9 @@ CASES = (
     Case("odd_sizes", ODD | _layers("kfkk", num_heads=5, short_conv_kernel_size=3), seed=2),
 )
 
+# Both kinds of layer and of block, for tests that compile many programs.
+SMALL = Case("small", CASES[1].text | _layers("fk", num_heads=8, head_dim=24), seed=3)
+
 
 def text_config(case: Case) -> dict[str, Any]:
     return {
