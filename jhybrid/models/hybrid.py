@@ -17,7 +17,7 @@ from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Float, Int32
 
 from ..batch import Batch, Caches, PrefillBatch
-from ..config import AttentionConfig, LatentAttentionConfig, LayerConfig, ModelConfig
+from ..config import AttentionConfig, LatentAttentionConfig, LayerConfig, ModelConfig, NormPlacement
 from ..layers.attention_residuals import (
     ResidualMixParams,
     mix_residuals,
@@ -55,14 +55,18 @@ FullMixer = GatedAttentionParams | LatentAttentionParams
 
 @struct.dataclass
 class LayerParams:
-    """`mixer_mix` and `ffn_mix` are there in a model with attention residuals."""
+    """`mixer_mix` and `ffn_mix` are there in a model with attention residuals.
 
-    mixer_norm: Any  # [D] float32: before the mixer, or after it in a post-norm layer
+    `norm` says whether the norms stand before their blocks or after them.
+    """
+
+    mixer_norm: Any  # [D] float32
     mixer: LinearMixer | FullMixer
     ffn_norm: Any  # [D] float32
     ffn: MLPParams | MoEParams
     mixer_mix: ResidualMixParams | None = None
     ffn_mix: ResidualMixParams | None = None
+    norm: NormPlacement = struct.field(pytree_node=False, default="pre")
 
 
 @struct.dataclass
@@ -101,6 +105,7 @@ def _layer_specs(config: ModelConfig, layer: LayerConfig) -> LayerParams:
         ffn=ffn,
         mixer_mix=_mix_specs(config),
         ffn_mix=_mix_specs(config),
+        norm=layer.norm,
     )
 
 
@@ -229,31 +234,35 @@ def _mixer(
     config: ModelConfig,
 ) -> tuple[Float[Array, "*B D"], Caches | None]:
     """What the layer's mixer adds to the residual stream."""
-    h = rms_norm(x, layer.mixer_norm, config.norm_eps)
+    h = x if layer.norm == "post" else rms_norm(x, layer.mixer_norm, config.norm_eps)
     match layer.mixer:
         case GatedDeltaNetParams() as mixer:
-            return gated_delta_net(mixer, h, caches, index, batch, config.linear)
+            h, caches = gated_delta_net(mixer, h, caches, index, batch, config.linear)
         case KimiDeltaAttentionParams() as mixer:
-            return kimi_delta_attention(mixer, h, caches, index, batch, config.linear)
+            h, caches = kimi_delta_attention(mixer, h, caches, index, batch, config.linear)
         case GatedAttentionParams() as mixer:
             assert isinstance(config.full, AttentionConfig)
-            return gated_attention(mixer, h, caches, index, batch, config.full, config.norm_eps)
+            h, caches = gated_attention(
+                mixer, h, caches, index, batch, config.full, config.norm_eps
+            )
         case LatentAttentionParams() as mixer:
             assert isinstance(config.full, LatentAttentionConfig)
-            return latent_attention(mixer, h, caches, index, batch, config.full)
+            h, caches = latent_attention(mixer, h, caches, index, batch, config.full)
+    return rms_norm(h, layer.mixer_norm, config.norm_eps) if layer.norm == "post" else h, caches
 
 
 def _feed_forward(
     layer: LayerParams, x: Float[Array, "*B D"], config: ModelConfig
 ) -> Float[Array, "*B D"]:
     """What the layer's feed-forward block adds to the residual stream."""
-    h = rms_norm(x, layer.ffn_norm, config.norm_eps)
+    h = x if layer.norm == "post" else rms_norm(x, layer.ffn_norm, config.norm_eps)
     match layer.ffn:
         case MLPParams() as ffn:
-            return mlp(ffn, h, config.activation)
+            h = mlp(ffn, h, config.activation)
         case MoEParams() as ffn:
             assert config.moe is not None
-            return moe(ffn, h, config.moe, config.activation)
+            h = moe(ffn, h, config.moe, config.activation)
+    return rms_norm(h, layer.ffn_norm, config.norm_eps) if layer.norm == "post" else h
 
 
 def logits(
