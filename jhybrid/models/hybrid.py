@@ -17,7 +17,7 @@ from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Float, Int32
 
 from ..batch import Batch, Caches, PrefillBatch
-from ..config import AttentionConfig, LatentAttentionConfig, LayerConfig, ModelConfig, NormPlacement
+from ..config import AttentionConfig, LatentAttentionConfig, ModelConfig, NormPlacement
 from ..layers.attention_residuals import (
     ResidualMixParams,
     mix_residuals,
@@ -84,15 +84,15 @@ def model_specs(config: ModelConfig) -> ModelParams:
     table = weight((config.vocab_size, "vocab"), (hidden, None), fan_in=hidden)
     return ModelParams(
         embedding=table,
-        layers=tuple(_layer_specs(config, layer) for layer in config.layers),
+        layers=tuple(_layer_specs(config, i) for i in range(len(config.layers))),
         norm=scale(hidden),
         head=None if config.tie_embeddings else table,
         mix=_mix_specs(config),
     )
 
 
-def _layer_specs(config: ModelConfig, layer: LayerConfig) -> LayerParams:
-    hidden = config.hidden_size
+def _layer_specs(config: ModelConfig, number: int) -> LayerParams:
+    hidden, layer = config.hidden_size, config.layers[number]
     if layer.feed_forward == "moe":
         assert config.moe is not None
         ffn = moe_specs(hidden, config.moe)
@@ -100,7 +100,7 @@ def _layer_specs(config: ModelConfig, layer: LayerConfig) -> LayerParams:
         ffn = mlp_specs(hidden, config.mlp_width)
     return LayerParams(
         mixer_norm=scale(hidden),
-        mixer=_mixer_specs(config, layer),
+        mixer=_mixer_specs(config, number),
         ffn_norm=scale(hidden),
         ffn=ffn,
         mixer_mix=_mix_specs(config),
@@ -109,11 +109,12 @@ def _layer_specs(config: ModelConfig, layer: LayerConfig) -> LayerParams:
     )
 
 
-def _mixer_specs(config: ModelConfig, layer: LayerConfig) -> LinearMixer | FullMixer:
-    if layer.mixer == "linear":
+def _mixer_specs(config: ModelConfig, number: int) -> LinearMixer | FullMixer:
+    if config.layers[number].mixer == "linear":
         kda = config.linear.kind == "kda"
         specs = kimi_delta_attention_specs if kda else gated_delta_net_specs
-        return specs(config.hidden_size, config.linear)
+        index = config.linear_layers.index(number)
+        return specs(config.hidden_size, config.linear, index)
     if isinstance(config.full, LatentAttentionConfig):
         return latent_attention_specs(config.hidden_size, config.full)
     return gated_attention_specs(config.hidden_size, config.full)
