@@ -10,6 +10,8 @@ import math
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from .horizons import DecayBias, HorizonDistribution
+
 MixerKind = Literal["linear", "full"]
 FeedForwardKind = Literal["mlp", "moe"]
 NormPlacement = Literal["pre", "post"]
@@ -29,7 +31,7 @@ class LinearAttentionConfig:
     `gate` "softplus": g = -exp(A_log) softplus(z + dt_bias); "safe": g = lower_bound *
     sigmoid(exp(A_log) (z + dt_bias)). `beta_scale` 2 allows negative eigenvalues (OLMo-Hybrid).
     `low_rank` is the inner width of KDA's decay gate; `gate_low_rank` that of its output gate,
-    None for a full-rank one.
+    None for a full-rank one. `horizons` says how random weights decay.
     """
 
     kind: Literal["gdn", "kda"]
@@ -45,6 +47,7 @@ class LinearAttentionConfig:
     norm_eps: float = 1e-6
     low_rank: int | None = None
     gate_low_rank: int | None = None
+    horizons: HorizonDistribution | None = None
 
     def __post_init__(self) -> None:
         heads = self.value_heads
@@ -73,6 +76,13 @@ class LinearAttentionConfig:
     def decay_width(self) -> int:
         """Log-decays per value head: 1 (GDN) or key_dim (KDA)."""
         return self.key_dim if self.kind == "kda" else 1
+
+    @property
+    def decay_bias(self) -> DecayBias | Literal["decay_bias"]:
+        """The initialiser of random `dt_bias`."""
+        if self.horizons is None:
+            return "decay_bias"
+        return DecayBias(self.horizons, self.kind == "kda", self.gate, self.gate_lower_bound)
 
 
 @dataclass(frozen=True)

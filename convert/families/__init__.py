@@ -8,7 +8,7 @@ from jhybrid.config import ModelConfig, require
 from jhybrid.hf_config import HfConfig
 
 from ..mapping import Table
-from . import kimi, qwen3_5
+from . import kimi, olmo, qwen
 
 # A family sees the tensor names because one model is published in several layouts; given no
 # names it describes the layout that exports are written in.
@@ -17,8 +17,12 @@ Family = Callable[[ModelConfig, Collection[str]], Table]
 FAMILIES: dict[str, Family] = {
     "kimi_k3": kimi.table,
     "kimi_linear": kimi.table,
-    "qwen3_5": qwen3_5.table,
-    "qwen3_5_text": qwen3_5.table,
+    "olmo_hybrid": olmo.table,
+    "qwen3_5": qwen.table,
+    "qwen3_5_moe": qwen.table,
+    "qwen3_5_moe_text": qwen.table,
+    "qwen3_5_text": qwen.table,
+    "qwen3_next": qwen.table,
 }
 
 

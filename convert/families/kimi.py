@@ -15,7 +15,14 @@ import numpy as np
 from jhybrid.config import LatentAttentionConfig, LinearAttentionConfig, ModelConfig
 
 from ..mapping import Rule, Skip, Source, Table, Transform
-from .common import conv_by_key_head, group_rows, reshaped, stacked, unchanged, ungroup_rows
+from .common import (
+    conv_by_key_head,
+    dense_mlp,
+    group_rows,
+    reshaped,
+    unchanged,
+    ungroup_rows,
+)
 from .kimi_experts import experts
 
 NESTED = "language_model."
@@ -80,15 +87,6 @@ def _layer(
     else:
         rules += dense_mlp(target + "ffn.", source + block, hidden, config.mlp_width)
     return rules
-
-
-def dense_mlp(target: str, source: str, hidden: int, width: int) -> list[Rule]:
-    shape = (width, hidden)
-    sources = [source + "gate_proj.weight", source + "up_proj.weight"]
-    return [
-        stacked(target + "gate_up", sources, shape, shape),
-        unchanged(target + "down", source + "down_proj.weight", (hidden, width)),
-    ]
 
 
 def residual_mix(target: str, source: str, hidden: int) -> list[Rule]:

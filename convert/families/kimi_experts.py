@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 
-import ml_dtypes
 import numpy as np
 
 from jhybrid.config import ModelConfig, MoEConfig
 
 from ..mapping import Rule, Source, Transform
-from .common import reshaped, stacked, unchanged
+from .common import filled, reshaped, single, stacked, unchanged
 from .mxfp4 import GROUP, unpack
 
 BYTES = (np.dtype(np.uint8),)
@@ -63,17 +62,6 @@ def _routed(
     ]
 
 
-def single(target: str, prefixes: Sequence[str], shape: tuple[int, ...]) -> Rule:
-    """One tensor for each matrix of an array of matrices."""
-    matrix = shape[-2:]
-
-    def inverse(p: np.ndarray) -> tuple[np.ndarray, ...]:
-        return tuple(p.reshape(-1, *matrix))
-
-    sources = tuple(Source(prefix + "weight", matrix) for prefix in prefixes)
-    return Rule(target, sources, Transform(_filled(shape, 1, lambda x: x), inverse))
-
-
 def packed(target: str, prefixes: Sequence[str], shape: tuple[int, ...]) -> Rule:
     """A tensor of packed values and one of scales for each matrix; only ever read."""
     out, width = shape[-2:]
@@ -91,19 +79,4 @@ def packed(target: str, prefixes: Sequence[str], shape: tuple[int, ...]) -> Rule
             Source(prefix + "weight_scale", (out, width // GROUP), BYTES),
         )
     ]
-    return Rule(target, tuple(sources), Transform(_filled(shape, 2, unpack), inverse))
-
-
-def _filled(
-    shape: tuple[int, ...], each: int, matrix: Callable[..., np.ndarray]
-) -> Callable[..., np.ndarray]:
-    """Fill an array matrix by matrix from `each` tensors: no second copy of all the experts."""
-
-    def forward(*parts: np.ndarray) -> np.ndarray:
-        dtype = parts[0].dtype if each == 1 else ml_dtypes.bfloat16
-        out = np.empty((len(parts) // each, *shape[-2:]), dtype)
-        for i, filled in enumerate(out):
-            filled[...] = matrix(*parts[i * each : (i + 1) * each])
-        return out.reshape(shape)
-
-    return forward
+    return Rule(target, tuple(sources), Transform(filled(shape, 2, unpack), inverse))

@@ -37,7 +37,9 @@ class GatedDeltaNetParams:
     out: Any  # [D, Hk, R, V]
 
 
-def gated_delta_net_specs(hidden: int, c: LinearAttentionConfig) -> GatedDeltaNetParams:
+def gated_delta_net_specs(
+    hidden: int, c: LinearAttentionConfig, index: int = 0
+) -> GatedDeltaNetParams:
     heads, group = (c.key_heads, "key_heads"), (c.group, None)
     gate_shape, gate_axes = (c.key_heads, c.group), ("key_heads", None)
     width = c.conv_width + c.group * c.value_dim
@@ -46,7 +48,7 @@ def gated_delta_net_specs(hidden: int, c: LinearAttentionConfig) -> GatedDeltaNe
         ba=weight((2, None), heads, group, (hidden, None), fan_in=hidden),
         conv=weight(heads, (c.conv_width, None), (c.conv_size, None), fan_in=c.conv_size),
         A_log=ParamSpec(gate_shape, gate_axes, "decay_scale", dtype=jnp.float32),
-        dt_bias=ParamSpec(gate_shape, gate_axes, "decay_bias", dtype=jnp.float32),
+        dt_bias=ParamSpec(gate_shape, gate_axes, c.decay_bias, dtype=jnp.float32, index=index),
         norm=scale(c.value_dim),
         out=weight(
             (hidden, None), heads, group, (c.value_dim, None), fan_in=c.value_heads * c.value_dim

@@ -46,7 +46,9 @@ class KimiDeltaAttentionParams:
     out: Any  # [D, H, V]
 
 
-def kimi_delta_attention_specs(hidden: int, c: LinearAttentionConfig) -> KimiDeltaAttentionParams:
+def kimi_delta_attention_specs(
+    hidden: int, c: LinearAttentionConfig, index: int = 0
+) -> KimiDeltaAttentionParams:
     heads, whole = (c.key_heads, "key_heads"), (hidden, None)
     keys, values = (c.key_dim, None), (c.value_dim, None)
     width = (c.conv_width, None)
@@ -65,7 +67,11 @@ def kimi_delta_attention_specs(hidden: int, c: LinearAttentionConfig) -> KimiDel
         beta=weight(heads, whole, fan_in=hidden),
         A_log=ParamSpec((c.key_heads,), ("key_heads",), "decay_scale", dtype=jnp.float32),
         dt_bias=ParamSpec(
-            (c.key_heads, c.key_dim), ("key_heads", None), "decay_bias", dtype=jnp.float32
+            (c.key_heads, c.key_dim),
+            ("key_heads", None),
+            c.decay_bias,
+            dtype=jnp.float32,
+            index=index,
         ),
         gate_down=weight(inner, whole, fan_in=hidden) if c.gate_low_rank else None,
         gate_up=weight(heads, values, inner, fan_in=inner[0]),

@@ -17,7 +17,7 @@ from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Float, Int32
 
 from ..batch import Batch, Caches, PrefillBatch
-from ..config import AttentionConfig, LatentAttentionConfig, LayerConfig, ModelConfig
+from ..config import AttentionConfig, LatentAttentionConfig, ModelConfig, NormPlacement
 from ..layers.attention_residuals import (
     ResidualMixParams,
     mix_residuals,
@@ -55,14 +55,18 @@ FullMixer = GatedAttentionParams | LatentAttentionParams
 
 @struct.dataclass
 class LayerParams:
-    """`mixer_mix` and `ffn_mix` are there in a model with attention residuals."""
+    """`mixer_mix` and `ffn_mix` are there in a model with attention residuals.
 
-    mixer_norm: Any  # [D] float32: before the mixer, or after it in a post-norm layer
+    `norm` says whether the norms stand before their blocks or after them.
+    """
+
+    mixer_norm: Any  # [D] float32
     mixer: LinearMixer | FullMixer
     ffn_norm: Any  # [D] float32
     ffn: MLPParams | MoEParams
     mixer_mix: ResidualMixParams | None = None
     ffn_mix: ResidualMixParams | None = None
+    norm: NormPlacement = struct.field(pytree_node=False, default="pre")
 
 
 @struct.dataclass
@@ -80,15 +84,15 @@ def model_specs(config: ModelConfig) -> ModelParams:
     table = weight((config.vocab_size, "vocab"), (hidden, None), fan_in=hidden)
     return ModelParams(
         embedding=table,
-        layers=tuple(_layer_specs(config, layer) for layer in config.layers),
+        layers=tuple(_layer_specs(config, i) for i in range(len(config.layers))),
         norm=scale(hidden),
         head=None if config.tie_embeddings else table,
         mix=_mix_specs(config),
     )
 
 
-def _layer_specs(config: ModelConfig, layer: LayerConfig) -> LayerParams:
-    hidden = config.hidden_size
+def _layer_specs(config: ModelConfig, number: int) -> LayerParams:
+    hidden, layer = config.hidden_size, config.layers[number]
     if layer.feed_forward == "moe":
         assert config.moe is not None
         ffn = moe_specs(hidden, config.moe)
@@ -96,19 +100,21 @@ def _layer_specs(config: ModelConfig, layer: LayerConfig) -> LayerParams:
         ffn = mlp_specs(hidden, config.mlp_width)
     return LayerParams(
         mixer_norm=scale(hidden),
-        mixer=_mixer_specs(config, layer),
+        mixer=_mixer_specs(config, number),
         ffn_norm=scale(hidden),
         ffn=ffn,
         mixer_mix=_mix_specs(config),
         ffn_mix=_mix_specs(config),
+        norm=layer.norm,
     )
 
 
-def _mixer_specs(config: ModelConfig, layer: LayerConfig) -> LinearMixer | FullMixer:
-    if layer.mixer == "linear":
+def _mixer_specs(config: ModelConfig, number: int) -> LinearMixer | FullMixer:
+    if config.layers[number].mixer == "linear":
         kda = config.linear.kind == "kda"
         specs = kimi_delta_attention_specs if kda else gated_delta_net_specs
-        return specs(config.hidden_size, config.linear)
+        index = config.linear_layers.index(number)
+        return specs(config.hidden_size, config.linear, index)
     if isinstance(config.full, LatentAttentionConfig):
         return latent_attention_specs(config.hidden_size, config.full)
     return gated_attention_specs(config.hidden_size, config.full)
@@ -229,31 +235,35 @@ def _mixer(
     config: ModelConfig,
 ) -> tuple[Float[Array, "*B D"], Caches | None]:
     """What the layer's mixer adds to the residual stream."""
-    h = rms_norm(x, layer.mixer_norm, config.norm_eps)
+    h = x if layer.norm == "post" else rms_norm(x, layer.mixer_norm, config.norm_eps)
     match layer.mixer:
         case GatedDeltaNetParams() as mixer:
-            return gated_delta_net(mixer, h, caches, index, batch, config.linear)
+            h, caches = gated_delta_net(mixer, h, caches, index, batch, config.linear)
         case KimiDeltaAttentionParams() as mixer:
-            return kimi_delta_attention(mixer, h, caches, index, batch, config.linear)
+            h, caches = kimi_delta_attention(mixer, h, caches, index, batch, config.linear)
         case GatedAttentionParams() as mixer:
             assert isinstance(config.full, AttentionConfig)
-            return gated_attention(mixer, h, caches, index, batch, config.full, config.norm_eps)
+            h, caches = gated_attention(
+                mixer, h, caches, index, batch, config.full, config.norm_eps
+            )
         case LatentAttentionParams() as mixer:
             assert isinstance(config.full, LatentAttentionConfig)
-            return latent_attention(mixer, h, caches, index, batch, config.full)
+            h, caches = latent_attention(mixer, h, caches, index, batch, config.full)
+    return rms_norm(h, layer.mixer_norm, config.norm_eps) if layer.norm == "post" else h, caches
 
 
 def _feed_forward(
     layer: LayerParams, x: Float[Array, "*B D"], config: ModelConfig
 ) -> Float[Array, "*B D"]:
     """What the layer's feed-forward block adds to the residual stream."""
-    h = rms_norm(x, layer.ffn_norm, config.norm_eps)
+    h = x if layer.norm == "post" else rms_norm(x, layer.ffn_norm, config.norm_eps)
     match layer.ffn:
         case MLPParams() as ffn:
-            return mlp(ffn, h, config.activation)
+            h = mlp(ffn, h, config.activation)
         case MoEParams() as ffn:
             assert config.moe is not None
-            return moe(ffn, h, config.moe, config.activation)
+            h = moe(ffn, h, config.moe, config.activation)
+    return rms_norm(h, layer.ffn_norm, config.norm_eps) if layer.norm == "post" else h
 
 
 def logits(
