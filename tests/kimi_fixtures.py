@@ -40,10 +40,10 @@ ODD = {
 }
 
 CASES = (
-    Case("direct_query", _layers("kkkff"), seed=0),
+    Case("direct_query", _layers("kkff"), seed=0),
     Case(
         "query_low_rank",
-        _layers("fkkf", num_heads=8, head_dim=24)
+        _layers("fkf", num_heads=8, head_dim=24)
         | {
             "q_lora_rank": 24,
             "num_shared_experts": 2,
@@ -53,7 +53,7 @@ CASES = (
         },
         seed=1,
     ),
-    Case("odd_sizes", ODD | _layers("kfkk", num_heads=5, short_conv_kernel_size=3), seed=2),
+    Case("odd_sizes", ODD | _layers("kfk", num_heads=5, short_conv_kernel_size=3), seed=2),
 )
 
 # Both kinds of layer and of block, for tests that compile many programs.
