@@ -139,7 +139,7 @@ def _moe(text: HfConfig, eps: float) -> MoEConfig:
         shared_gate=False,
         scoring="sigmoid",
         renormalize=get_any(text, ("moe_renormalize", "norm_topk_prob"), bool, True),
-        scaling=float(get(text, "routed_scaling_factor", NUMBER, 1.0)),
+        scaling=float(get(text, "routed_scaling_factor", NUMBER)),
         groups=get_any(text, ("num_expert_group", "n_group"), int, 1),
         top_groups=get_any(text, ("topk_group",), int, 1),
         latent_width=get_any(text, ("routed_expert_hidden_size",), int, None),

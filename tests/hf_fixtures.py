@@ -160,7 +160,8 @@ def routing_gap(folder: Path, token_ids: np.ndarray) -> float:
     """The least distance between the last expert chosen and the first one not, over all tokens.
 
     Far above rounding, it says that no other implementation may choose otherwise. Infinite for a
-    model without softmax routers.
+    model without routers. Selection by groups is not followed: the distance is then between
+    experts as if there were one group.
     """
     import torch
     from transformers import AutoModelForCausalLM
@@ -169,11 +170,13 @@ def routing_gap(folder: Path, token_ids: np.ndarray) -> float:
     gaps = [float("inf")]
 
     def hook(router: Any, _: Any, output: Any) -> None:
-        best = output[0].softmax(dim=-1).sort(dim=-1, descending=True).values
+        bias = getattr(router, "e_score_correction_bias", None)
+        scores = output[0].softmax(dim=-1) if bias is None else output[0].sigmoid() + bias
+        best = scores.sort(dim=-1, descending=True).values
         gaps.append((best[:, router.top_k - 1] - best[:, router.top_k]).min().item())
 
     for module in model.modules():
-        if type(module).__name__.endswith("TopKRouter"):
+        if type(module).__name__.lower().endswith("topkrouter"):
             module.register_forward_hook(hook)
     with torch.no_grad():
         model(torch.from_numpy(token_ids.astype(np.int64)))

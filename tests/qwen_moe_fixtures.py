@@ -77,6 +77,10 @@ def make_checkpoint(folder: Path, case: Case) -> Path:
     else:
         model = hf.Qwen3_5MoeForCausalLM(hf.Qwen3_5MoeTextConfig.from_dict(text))
     randomise(model)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if name.endswith("mlp.gate.weight"):
+                weight.mul_(8)  # as steep as a trained router: no near ties
     model.to(getattr(torch, case.dtype)).save_pretrained(folder, max_shard_size=case.shard_size)
     if case.mtp:
         add_mtp(folder)
