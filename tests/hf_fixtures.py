@@ -157,7 +157,7 @@ def write_as(dst: Path, tensors: dict[str, np.ndarray], src: Path) -> Path:
 
 
 def routing_gap(folder: Path, token_ids: np.ndarray) -> float:
-    """The least distance between the last expert chosen and the first one not, over all tokens.
+    """The least distance in score of the last expert chosen from the first one not, of any token.
 
     Far above rounding, it says that no other implementation may choose otherwise. Infinite for a
     model without routers. Selection by groups is not followed: the distance is then between
@@ -171,7 +171,7 @@ def routing_gap(folder: Path, token_ids: np.ndarray) -> float:
 
     def hook(router: Any, _: Any, output: Any) -> None:
         bias = getattr(router, "e_score_correction_bias", None)
-        scores = output[0].softmax(dim=-1) if bias is None else output[0].sigmoid() + bias
+        scores = output[0] if bias is None else output[0].sigmoid() + bias
         best = scores.sort(dim=-1, descending=True).values
         gaps.append((best[:, router.top_k - 1] - best[:, router.top_k]).min().item())
 

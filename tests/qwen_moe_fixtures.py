@@ -23,11 +23,18 @@ ODD_EXPERTS = {
     "shared_expert_intermediate_size": 13,
 }
 
+
+def _layers(letters: str) -> dict[str, Any]:
+    """l for linear attention, f for full attention; few layers, for compile time."""
+    kinds = {"l": "linear_attention", "f": "full_attention"}
+    return {"num_hidden_layers": len(letters), "layer_types": [kinds[x] for x in letters]}
+
+
 NEXT_CASES = (
-    Case("next", EXPERTS | heads(2, 4, 4, 2), family="qwen3_next"),
+    Case("next", EXPERTS | heads(2, 4, 4, 2), family="qwen3_next"),  # the 3:1 pattern
     Case(
         "next_odd_sizes",
-        ODD | ODD_EXPERTS | heads(1, 4, 6, 3) | {"norm_topk_prob": False},
+        ODD | ODD_EXPERTS | heads(1, 4, 6, 3) | _layers("lf") | {"norm_topk_prob": False},
         family="qwen3_next",
         seed=1,
     ),
@@ -35,9 +42,8 @@ NEXT_CASES = (
         "next_some_dense",
         EXPERTS
         | heads(4, 4, 8, 4)
+        | _layers("flf")
         | {
-            "num_hidden_layers": 5,
-            "layer_types": [f"{kind}_attention" for kind in "full linear linear full full".split()],
             "mlp_only_layers": [1],
             "decoder_sparse_step": 1,
             "tie_word_embeddings": True,
@@ -47,11 +53,16 @@ NEXT_CASES = (
     ),
 )
 MOE_CASES = (
-    Case("moe_text", EXPERTS | heads(4, 8, 4, 2), family="qwen3_5_moe"),
-    Case("moe_odd_sizes", ODD | ODD_EXPERTS | heads(2, 6, 6, 3), family="qwen3_5_moe", seed=1),
+    Case("moe_text", EXPERTS | heads(4, 8, 4, 2) | _layers("lf"), family="qwen3_5_moe"),
+    Case(
+        "moe_odd_sizes",
+        ODD | ODD_EXPERTS | heads(2, 6, 6, 3) | _layers("fl"),
+        family="qwen3_5_moe",
+        seed=1,
+    ),
     Case(
         "moe_multimodal_mtp",
-        EXPERTS | heads(2, 4, 4, 2) | {"tie_word_embeddings": True},
+        EXPERTS | heads(2, 4, 4, 2) | _layers("llf") | {"tie_word_embeddings": True},
         family="qwen3_5_moe",
         multimodal=True,
         mtp=True,
@@ -70,6 +81,8 @@ def make_checkpoint(folder: Path, case: Case) -> Path:
     torch.manual_seed(case.seed)
     text = text_config(case)
     if case.family == "qwen3_next":
+        rope = text["rope_parameters"]
+        text["rope_parameters"] = {k: v for k, v in rope.items() if not k.startswith("mrope")}
         model: Any = hf.Qwen3NextForCausalLM(hf.Qwen3NextConfig.from_dict(text))
     elif case.multimodal:
         config = hf.Qwen3_5MoeConfig.from_dict(vision_parts(text))
