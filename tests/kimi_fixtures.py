@@ -140,28 +140,3 @@ def _write(dst: Path, tensors: dict[str, np.ndarray], config: dict[str, Any]) ->
     save_file(tensors, dst / "model.safetensors", metadata={"format": "pt"})
     (dst / "config.json").write_text(json.dumps(config))
     return dst
-
-
-def routing_gap(folder: Path, token_ids: np.ndarray) -> float:
-    """The least distance between the last expert chosen and the first one not, over all tokens.
-
-    Far above rounding, it says that no other implementation may choose otherwise. Selection by
-    groups is not followed: the distance is then between experts as if there were one group.
-    """
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    gaps = []
-
-    def hook(router: Any, _: Any, output: Any) -> None:
-        scores = output[0].sigmoid() + router.e_score_correction_bias
-        best = scores.sort(dim=-1, descending=True).values
-        gaps.append((best[:, router.top_k - 1] - best[:, router.top_k]).min().item())
-
-    for module in model.modules():
-        if type(module).__name__.endswith("TopkRouter"):
-            module.register_forward_hook(hook)
-    with torch.no_grad():
-        model(torch.from_numpy(token_ids.astype(np.int64)))
-    return min(gaps)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -21,7 +23,7 @@ RAGGED = {
 }
 
 
-def inputs(sizes: list[int], rows: int, n: int = 11, k: int = 19) -> tuple[np.ndarray, ...]:
+def inputs(sizes: list[int], rows: int, n: int = 11, k: int = 19) -> tuple[Any, ...]:
     rng = np.random.default_rng(len(sizes))
     x, w = rng.standard_normal((rows, k)), rng.standard_normal((len(sizes), n, k))
     return x.astype(np.float32), w.astype(np.float32), np.array(sizes, np.int32)

@@ -18,12 +18,11 @@ from jhybrid.hf_config import model_config, read_hf_config
 from jhybrid.sharding import make_mesh
 from jhybrid.weights import load_hf_params, load_params, named
 from tests.greedy import assert_greedy
-from tests.hf_fixtures import Case, greedy
+from tests.hf_fixtures import Case, greedy, routing_gap
 from tests.kimi_fixtures import (
     CASES,
     SMALL,
     make_checkpoint,
-    routing_gap,
     text_config,
     to_hub,
     to_memory,
