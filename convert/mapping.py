@@ -25,11 +25,12 @@ FLOATS = tuple(np.dtype(t) for t in (np.float64, np.float32, np.float16, ml_dtyp
 
 @dataclass(frozen=True)
 class Source:
-    """A tensor as the published layout has it."""
+    """A tensor as the published layout has it; `others` are shapes that are read as well."""
 
     name: str
     shape: tuple[int, ...]
     dtypes: tuple[np.dtype[Any], ...] = FLOATS
+    others: tuple[tuple[int, ...], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -101,8 +102,10 @@ def _source_problems(source: Source, info: TensorInfo | None) -> Iterable[str]:
         yield f"tensor {source.name} {list(source.shape)} is missing"
         return
     where = f"tensor {source.name} in {info.file.name}"
-    if info.shape != source.shape:
-        yield f"{where}: expected shape {list(source.shape)}, found {list(info.shape)}"
+    shapes = (source.shape, *source.others)
+    if info.shape not in shapes:
+        expected = " or ".join(str(list(shape)) for shape in shapes)
+        yield f"{where}: expected shape {expected}, found {list(info.shape)}"
     if info.dtype not in source.dtypes:
         expected = ", ".join(str(dtype) for dtype in source.dtypes)
         yield f"{where}: expected dtype {expected}; found {info.dtype}"

@@ -29,6 +29,7 @@ from jhybrid.params import ParamSpec, count_bytes, count_params
 from jhybrid.weights import ARRAYS, FORMAT_VERSION, MANIFEST
 
 from .conversion import Conversion
+from .tiktoken import write_tokenizer
 
 # Files are read chunk by chunk when a rank loads its shard of a parameter.
 CHUNK_BYTES, WHOLE_BYTES = 16 << 20, 1 << 20
@@ -71,6 +72,7 @@ def write_checkpoint(
         work.mkdir()
         digest = _write_arrays(conversion, work / ARRAYS, progress)
         _copy_companions(conversion.folder, work)
+        write_tokenizer(conversion.folder, work)
         manifest = _manifest(conversion, work, digest)
         (work / MANIFEST).write_text(json.dumps(manifest, indent=2) + "\n")
         if before_rename is not None:

@@ -10,6 +10,8 @@ import math
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from .horizons import DecayBias, HorizonDistribution
+
 MixerKind = Literal["linear", "full"]
 FeedForwardKind = Literal["mlp", "moe"]
 NormPlacement = Literal["pre", "post"]
@@ -29,7 +31,7 @@ class LinearAttentionConfig:
     `gate` "softplus": g = -exp(A_log) softplus(z + dt_bias); "safe": g = lower_bound *
     sigmoid(exp(A_log) (z + dt_bias)). `beta_scale` 2 allows negative eigenvalues (OLMo-Hybrid).
     `low_rank` is the inner width of KDA's decay gate; `gate_low_rank` that of its output gate,
-    None for a full-rank one.
+    None for a full-rank one. `horizons` says how random weights decay.
     """
 
     kind: Literal["gdn", "kda"]
@@ -45,6 +47,7 @@ class LinearAttentionConfig:
     norm_eps: float = 1e-6
     low_rank: int | None = None
     gate_low_rank: int | None = None
+    horizons: HorizonDistribution | None = None
 
     def __post_init__(self) -> None:
         heads = self.value_heads
@@ -73,6 +76,13 @@ class LinearAttentionConfig:
     def decay_width(self) -> int:
         """Log-decays per value head: 1 (GDN) or key_dim (KDA)."""
         return self.key_dim if self.kind == "kda" else 1
+
+    @property
+    def decay_bias(self) -> DecayBias | Literal["decay_bias"]:
+        """The initialiser of random `dt_bias`."""
+        if self.horizons is None:
+            return "decay_bias"
+        return DecayBias(self.horizons, self.kind == "kda", self.gate, self.gate_lower_bound)
 
 
 @dataclass(frozen=True)
@@ -115,10 +125,24 @@ class LatentAttentionConfig:
     output_gate: bool = False
     norm_eps: float = 1e-6
 
+    @property
+    def query_dim(self) -> int:
+        """Channels of one head's query: those of its own key and those all heads share."""
+        return self.nope_dim + self.shared_dim
+
+    @property
+    def cache_dim(self) -> int:
+        """Values that the cache keeps of one token, for all heads together."""
+        return self.latent_dim + self.shared_dim
+
 
 @dataclass(frozen=True)
 class MoEConfig:
-    """Mixture of experts. `latent_width`: experts work in a down-projected space (Kimi-K3)."""
+    """Mixture of experts. `latent_width`: experts work in a down-projected space (Kimi-K3).
+
+    Sigmoid scoring selects by score + bias and weighs by the score alone. `groups` above 1 selects
+    among the experts of the best `top_groups`.
+    """
 
     experts: int
     top_k: int
@@ -132,6 +156,7 @@ class MoEConfig:
     top_groups: int = 1
     latent_width: int | None = None
     latent_norm: bool = False
+    norm_eps: float = 1e-6
 
     def __post_init__(self) -> None:
         require(
@@ -139,6 +164,13 @@ class MoEConfig:
         )
         require(
             self.experts % self.groups == 0, "groups", self.groups, f"a divisor of {self.experts}"
+        )
+        selectable = self.experts // self.groups * self.top_groups
+        require(
+            0 < self.top_groups <= self.groups and selectable >= self.top_k,
+            "top_groups",
+            self.top_groups,
+            f"1 to groups ({self.groups}), with {self.top_k} experts among them",
         )
 
 

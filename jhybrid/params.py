@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import jax
@@ -17,18 +17,26 @@ from jax.sharding import Mesh
 
 from .sharding import named_sharding, partition_spec
 
-Init = Literal["normal", "zeros", "ones", "decay_scale", "decay_bias"]
+# A named initialiser, or a hashable function of a key, the shape and the index of the spec.
+Init = (
+    Literal["normal", "zeros", "ones", "decay_scale", "decay_bias"]
+    | Callable[[jax.Array, tuple[int, ...], jax.Array], jax.Array]
+)
 
 
 @dataclass(frozen=True)
 class ParamSpec:
-    """One parameter. `dtype` None is the model's dtype; `fan_in` scales a normal init."""
+    """One parameter. `dtype` None is the model's dtype; `fan_in` scales a normal init.
+
+    `index` tells an `init` function which of the layers of a kind it fills.
+    """
 
     shape: tuple[int, ...]
     axes: tuple[str | None, ...]
     init: Init = "normal"
     fan_in: int = 1
     dtype: Any = None
+    index: int = 0
 
     def __post_init__(self) -> None:
         if len(self.shape) != len(self.axes):
@@ -87,21 +95,21 @@ def init_params(specs: Any, key: jax.Array, model_dtype: Any, mesh: Mesh) -> Any
     """Random parameters, made on the devices that hold them: no host copy, no gathered copy."""
     leaves, treedef = jax.tree.flatten(specs, is_leaf=is_spec)
     keys = jax.random.split(key, len(leaves))
-    made: dict[tuple[ParamSpec, Any], Callable[[jax.Array], jax.Array]] = {}
+    made: dict[tuple[ParamSpec, Any], Callable[..., jax.Array]] = {}
     out = []
     for leaf, leaf_key in zip(leaves, keys, strict=True):
-        dtype = leaf.dtype_in(model_dtype)
-        if (leaf, dtype) not in made:  # equal layers share one compiled initialiser
+        kind, dtype = replace(leaf, index=0), leaf.dtype_in(model_dtype)
+        if (kind, dtype) not in made:  # equal layers share one compiled initialiser
             fn = jax.jit(
-                lambda k, s=leaf, d=dtype: _init_one(s, k, d),
+                lambda k, i, s=kind, d=dtype: _init_one(s, k, i, d),
                 out_shardings=named_sharding(mesh, leaf.axes),
             )
-            made[leaf, dtype] = fn
-        out.append(made[leaf, dtype](leaf_key))
+            made[kind, dtype] = fn
+        out.append(made[kind, dtype](leaf_key, jnp.int32(leaf.index)))
     return jax.tree.unflatten(treedef, out)
 
 
-def _init_one(spec: ParamSpec, key: jax.Array, dtype: Any) -> jax.Array:
+def _init_one(spec: ParamSpec, key: jax.Array, index: jax.Array, dtype: Any) -> jax.Array:
     match spec.init:
         case "zeros":
             return jnp.zeros(spec.shape, dtype)
@@ -117,3 +125,5 @@ def _init_one(spec: ParamSpec, key: jax.Array, dtype: Any) -> jax.Array:
             low, high = math.log(6.9078 / 4096), math.log(6.9078 / 4)
             rate = jnp.exp(jax.random.uniform(key, spec.shape, jnp.float32, low, high))
             return jnp.log(jnp.expm1(rate)).astype(dtype)
+        case init:
+            return init(key, spec.shape, index).astype(dtype)

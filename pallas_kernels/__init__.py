@@ -7,6 +7,7 @@ from .gated_delta_rule import (
     ragged_gated_delta_rule,
     recurrent_gated_delta_rule,
 )
+from .grouped_matmul import grouped_matmul
 from .paged_attention import decode_paged_attention, ragged_paged_attention, write_pages
 from .ragged import CONTINUE, NO_SLOT, Segments
 
@@ -19,6 +20,7 @@ __all__ = [
     "decode_gated_delta_rule",
     "decode_paged_attention",
     "dense_causal_conv1d",
+    "grouped_matmul",
     "ragged_causal_conv1d",
     "ragged_gated_delta_rule",
     "ragged_paged_attention",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,9 +21,11 @@ class Case:
     mtp: bool = False
     dtype: str = "float32"
     shard_size: str = "1GB"
+    seed: int = 0
+    family: str = "qwen3_5"
 
 
-def _heads(key: int, value: int, query: int, kv: int) -> dict[str, int]:
+def heads(key: int, value: int, query: int, kv: int) -> dict[str, int]:
     return {
         "linear_num_key_heads": key,
         "linear_num_value_heads": value,
@@ -40,20 +43,20 @@ ODD = {
 }
 
 CASES = (
-    Case("text_tied", _heads(2, 4, 4, 2) | {"tie_word_embeddings": True}),
-    Case("text_untied", _heads(2, 2, 4, 1)),
-    Case("text_odd_sizes", _heads(1, 4, 6, 3) | ODD),
-    Case("vl_untied", _heads(2, 4, 4, 2), multimodal=True),
+    Case("text_tied", heads(2, 4, 4, 2) | {"tie_word_embeddings": True}),
+    Case("text_untied", heads(2, 2, 4, 1)),
+    Case("text_odd_sizes", heads(1, 4, 6, 3) | ODD),
+    Case("vl_untied", heads(2, 4, 4, 2), multimodal=True),
     Case(
         "vl_tied_sharded_mtp",
-        _heads(2, 6, 4, 4) | {"tie_word_embeddings": True},
+        heads(2, 6, 4, 4) | {"tie_word_embeddings": True},
         multimodal=True,
         mtp=True,
         shard_size="200KB",
     ),
     Case(
         "text_irregular",
-        _heads(4, 4, 8, 2)
+        heads(4, 4, 8, 2)
         | {
             "num_hidden_layers": 5,
             "layer_types": [f"{kind}_attention" for kind in "full linear linear full full".split()],
@@ -68,7 +71,7 @@ CASES = (
             },
         },
     ),
-    Case("text_bfloat16", _heads(2, 4, 4, 2), dtype="bfloat16"),
+    Case("text_bfloat16", heads(2, 4, 4, 2), dtype="bfloat16"),
 )
 
 
@@ -90,6 +93,22 @@ def text_config(case: Case) -> dict[str, Any]:
     }
 
 
+def vision_parts(text: dict[str, Any]) -> dict[str, Any]:
+    """The config of a multimodal folder around a text config."""
+    vision = {
+        "depth": 1,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_heads": 2,
+        "out_hidden_size": text["hidden_size"],
+        "num_position_embeddings": 16,
+    }
+    special = ("image", "video", "vision_start", "vision_end")
+    ids = {f"{name}_token_id": 10 + i for i, name in enumerate(special)}
+    tie = text["tie_word_embeddings"]
+    return {"text_config": text, "vision_config": vision, "tie_word_embeddings": tie} | ids
+
+
 def make_checkpoint(folder: Path, case: Case, seed: int = 0) -> Path:
     """Write the checkpoint of a case, with nothing left at a trivial initial value."""
     import torch
@@ -103,33 +122,65 @@ def make_checkpoint(folder: Path, case: Case, seed: int = 0) -> Path:
     torch.manual_seed(seed)
     text = text_config(case)
     if case.multimodal:
-        vision = {
-            "depth": 1,
-            "hidden_size": 32,
-            "intermediate_size": 48,
-            "num_heads": 2,
-            "out_hidden_size": text["hidden_size"],
-            "num_position_embeddings": 16,
-        }
-        special = ("image", "video", "vision_start", "vision_end")
-        ids = {f"{name}_token_id": 10 + i for i, name in enumerate(special)}
-        tie = text["tie_word_embeddings"]
-        parts = {"text_config": text, "vision_config": vision, "tie_word_embeddings": tie}
-        model = Qwen3_5ForConditionalGeneration(Qwen3_5Config.from_dict(parts | ids))
+        model = Qwen3_5ForConditionalGeneration(Qwen3_5Config.from_dict(vision_parts(text)))
     else:
         model = Qwen3_5ForCausalLM(Qwen3_5TextConfig.from_dict(text))
-    with torch.no_grad():
-        for name, weight in model.named_parameters():
-            noise = torch.randn(weight.shape)
-            if weight.ndim > 1:
-                weight.copy_(0.08 * noise)
-            else:
-                weight.add_((0.5 if name.endswith("dt_bias") else 0.1) * noise)
+    randomise(model)
     model = model.to(getattr(torch, case.dtype))
     model.save_pretrained(folder, max_shard_size=case.shard_size)
     if case.mtp:
         add_mtp(folder)
     return folder
+
+
+def randomise(model: Any) -> None:
+    """Leave nothing at a trivial initial value: wrong conventions would pass unseen."""
+    import torch
+
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            noise = torch.randn(weight.shape)
+            if weight.ndim > 1 and not name.endswith("A_log"):
+                weight.copy_(0.08 * noise)
+            else:
+                weight.add_((0.5 if name.endswith("dt_bias") else 0.1) * noise)
+
+
+def write_as(dst: Path, tensors: dict[str, np.ndarray], src: Path) -> Path:
+    """A checkpoint of these tensors with the config of another."""
+    from safetensors.numpy import save_file
+
+    dst.mkdir()
+    save_file(tensors, dst / "model.safetensors", metadata={"format": "pt"})
+    shutil.copy(src / "config.json", dst)
+    return dst
+
+
+def routing_gap(folder: Path, token_ids: np.ndarray) -> float:
+    """The least distance in score of the last expert chosen from the first one not, of any token.
+
+    Far above rounding, it says that no other implementation may choose otherwise. Infinite for a
+    model without routers. Selection by groups is not followed: the distance is then between
+    experts as if there were one group.
+    """
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    gaps = [float("inf")]
+
+    def hook(router: Any, _: Any, output: Any) -> None:
+        bias = getattr(router, "e_score_correction_bias", None)
+        scores = output[0] if bias is None else output[0].sigmoid() + bias
+        best = scores.sort(dim=-1, descending=True).values
+        gaps.append((best[:, router.top_k - 1] - best[:, router.top_k]).min().item())
+
+    for module in model.modules():
+        if type(module).__name__.lower().endswith("topkrouter"):
+            module.register_forward_hook(hook)
+    with torch.no_grad():
+        model(torch.from_numpy(token_ids.astype(np.int64)))
+    return min(gaps)
 
 
 def greedy(folder: Path, prompt: np.ndarray, count: int) -> list[int]:

@@ -8,15 +8,21 @@ from jhybrid.config import ModelConfig, require
 from jhybrid.hf_config import HfConfig
 
 from ..mapping import Table
-from . import qwen3_5
+from . import kimi, olmo, qwen
 
 # A family sees the tensor names because one model is published in several layouts; given no
 # names it describes the layout that exports are written in.
 Family = Callable[[ModelConfig, Collection[str]], Table]
 
 FAMILIES: dict[str, Family] = {
-    "qwen3_5": qwen3_5.table,
-    "qwen3_5_text": qwen3_5.table,
+    "kimi_k3": kimi.table,
+    "kimi_linear": kimi.table,
+    "olmo_hybrid": olmo.table,
+    "qwen3_5": qwen.table,
+    "qwen3_5_moe": qwen.table,
+    "qwen3_5_moe_text": qwen.table,
+    "qwen3_5_text": qwen.table,
+    "qwen3_next": qwen.table,
 }
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
+import ml_dtypes
 import numpy as np
 
 from jhybrid.config import LinearAttentionConfig
@@ -37,6 +40,41 @@ def stacked(target: str, sources: list[str], shape: Shape, part: Shape) -> Rule:
         lambda p: tuple(x.reshape(part) for x in p),
     )
     return Rule(target, tuple(Source(name, part) for name in sources), transform)
+
+
+def single(target: str, prefixes: Sequence[str], shape: tuple[int, ...]) -> Rule:
+    """One tensor for each matrix of an array of matrices."""
+    matrix = shape[-2:]
+
+    def inverse(p: np.ndarray) -> tuple[np.ndarray, ...]:
+        return tuple(p.reshape(-1, *matrix))
+
+    sources = tuple(Source(prefix + "weight", matrix) for prefix in prefixes)
+    return Rule(target, sources, Transform(filled(shape, 1, lambda x: x), inverse))
+
+
+def filled(
+    shape: tuple[int, ...], each: int, matrix: Callable[..., np.ndarray]
+) -> Callable[..., np.ndarray]:
+    """Fill an array matrix by matrix from `each` tensors: no second copy of all the experts."""
+
+    def forward(*parts: np.ndarray) -> np.ndarray:
+        dtype = parts[0].dtype if each == 1 else ml_dtypes.bfloat16
+        out = np.empty((len(parts) // each, *shape[-2:]), dtype)
+        for i, filled in enumerate(out):
+            filled[...] = matrix(*parts[i * each : (i + 1) * each])
+        return out.reshape(shape)
+
+    return forward
+
+
+def dense_mlp(target: str, source: str, hidden: int, width: int) -> list[Rule]:
+    shape = (width, hidden)
+    sources = [source + "gate_proj.weight", source + "up_proj.weight"]
+    return [
+        stacked(target + "gate_up", sources, shape, shape),
+        unchanged(target + "down", source + "down_proj.weight", (hidden, width)),
+    ]
 
 
 def group_rows(parts: list[np.ndarray], groups: int) -> np.ndarray:

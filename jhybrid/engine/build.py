@@ -6,6 +6,8 @@ import argparse
 import importlib.metadata
 import json
 import logging
+import shutil
+import tempfile
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -200,7 +202,14 @@ def _free_bytes(mesh: Mesh) -> int | None:
 def _tokenizer(folder: Path) -> Any:
     from transformers import AutoTokenizer  # slow to import, and only engines need it
 
-    return AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    from jhybrid.convert.tiktoken import write_tokenizer
+
+    with tempfile.TemporaryDirectory() as made:  # of a published folder that has rank files only
+        if write_tokenizer(folder, Path(made)):
+            for template in folder.glob("*.jinja"):
+                shutil.copyfile(template, Path(made) / template.name)
+            folder = Path(made)
+        return AutoTokenizer.from_pretrained(folder, local_files_only=True)
 
 
 def _eos(folder: Path, tokenizer: Any) -> frozenset[int]:

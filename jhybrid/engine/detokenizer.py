@@ -21,7 +21,7 @@ class TokenBytes:
         kinds = [part["type"] for part in decoder.get("decoders", [decoder]) if part]
         if kinds != ["ByteLevel"]:
             raise NotImplementedError(f"tokenizer decoder {kinds}: only ByteLevel is supported")
-        to_byte = _byte_alphabet()
+        to_byte = {letter: byte for byte, letter in enumerate(byte_letters())}
         added = tokenizer.added_tokens_decoder
         vocab: dict[str, int] = tokenizer.get_vocab()
         table = [b""] * (max(vocab.values(), default=-1) + 1)
@@ -114,10 +114,9 @@ def _continues(begun: bytes, byte: bytes) -> bool:
     return True
 
 
-def _byte_alphabet() -> dict[str, int]:
-    """GPT-2's letters for bytes: printable Latin-1 as itself, the rest from U+0100 on."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+def byte_letters() -> list[str]:
+    """GPT-2's letter of each byte: printable Latin-1 as itself, the rest from U+0100 on."""
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = [byte for byte in range(256) if byte not in printable]
-    alphabet = {chr(byte): byte for byte in printable}
-    alphabet.update({chr(256 + i): byte for i, byte in enumerate(others)})
-    return alphabet
+    letters = {byte: chr(256 + i) for i, byte in enumerate(others)}
+    return [letters.get(byte, chr(byte)) for byte in range(256)]

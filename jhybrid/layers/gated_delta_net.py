@@ -8,7 +8,6 @@ Everything is laid out by key head, so that cutting the key heads over ranks cut
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import jax
@@ -17,18 +16,10 @@ from flax import struct
 from jax import Array
 from jaxtyping import Float
 
-from pallas_kernels import (
-    chunk_gated_delta_rule,
-    decode_causal_conv1d,
-    decode_gated_delta_rule,
-    dense_causal_conv1d,
-    ragged_causal_conv1d,
-    ragged_gated_delta_rule,
-)
-
-from ..batch import Batch, Caches, DecodeBatch, DenseBatch, PrefillBatch
+from ..batch import Batch, Caches
 from ..config import LinearAttentionConfig
 from ..params import ParamSpec, scale, weight
+from .delta_rule import convolve, delta_rule
 from .linear import project, reduce_project
 from .norm import rms_norm
 
@@ -46,7 +37,9 @@ class GatedDeltaNetParams:
     out: Any  # [D, Hk, R, V]
 
 
-def gated_delta_net_specs(hidden: int, c: LinearAttentionConfig) -> GatedDeltaNetParams:
+def gated_delta_net_specs(
+    hidden: int, c: LinearAttentionConfig, index: int = 0
+) -> GatedDeltaNetParams:
     heads, group = (c.key_heads, "key_heads"), (c.group, None)
     gate_shape, gate_axes = (c.key_heads, c.group), ("key_heads", None)
     width = c.conv_width + c.group * c.value_dim
@@ -55,7 +48,7 @@ def gated_delta_net_specs(hidden: int, c: LinearAttentionConfig) -> GatedDeltaNe
         ba=weight((2, None), heads, group, (hidden, None), fan_in=hidden),
         conv=weight(heads, (c.conv_width, None), (c.conv_size, None), fan_in=c.conv_size),
         A_log=ParamSpec(gate_shape, gate_axes, "decay_scale", dtype=jnp.float32),
-        dt_bias=ParamSpec(gate_shape, gate_axes, "decay_bias", dtype=jnp.float32),
+        dt_bias=ParamSpec(gate_shape, gate_axes, c.decay_bias, dtype=jnp.float32, index=index),
         norm=scale(c.value_dim),
         out=weight(
             (hidden, None), heads, group, (c.value_dim, None), fan_in=c.value_heads * c.value_dim
@@ -94,49 +87,3 @@ def gated_delta_net(
     o = o.reshape(*lead, key_heads, group, config.value_dim)
     o = o * jax.nn.silu(z.reshape(o.shape).astype(o.dtype))
     return reduce_project(o.astype(x.dtype), params.out), caches
-
-
-def convolve(
-    x: Float[Array, "*B C"],
-    conv_weight: Float[Array, "C J"],
-    caches: Caches | None,
-    layer: int,
-    batch: Batch,
-) -> tuple[Float[Array, "*B C"], Caches | None]:
-    """Short convolution with silu, windows carried as the batch asks."""
-    match batch:
-        case DenseBatch():
-            return dense_causal_conv1d(x, conv_weight), caches
-        case PrefillBatch():
-            assert caches is not None
-            y, pool = ragged_causal_conv1d(x, conv_weight, caches.conv, layer, batch.segments)
-        case DecodeBatch():
-            assert caches is not None
-            y, pool = decode_causal_conv1d(x, conv_weight, caches.conv, layer, batch.state_slots)
-    return y, replace(caches, conv=pool)
-
-
-def delta_rule(
-    q: Float[Array, "*B Hk K"],
-    k: Float[Array, "*B Hk K"],
-    v: Float[Array, "*B H V"],
-    g: Float[Array, "*B H"],
-    beta: Float[Array, "*B H"],
-    caches: Caches | None,
-    layer: int,
-    batch: Batch,
-) -> tuple[Float[Array, "*B H V"], Caches | None]:
-    """The recurrence, states carried as the batch asks. g may have a trailing channel axis."""
-    match batch:
-        case DenseBatch():
-            o, _ = jax.vmap(chunk_gated_delta_rule)(q, k, v, g, beta)
-            return o, caches
-        case PrefillBatch():
-            assert caches is not None
-            pool = caches.recurrent
-            o, pool = ragged_gated_delta_rule(q, k, v, g, beta, pool, layer, batch.segments)
-        case DecodeBatch():
-            assert caches is not None
-            pool = caches.recurrent
-            o, pool = decode_gated_delta_rule(q, k, v, g, beta, pool, layer, batch.state_slots)
-    return o, replace(caches, recurrent=pool)

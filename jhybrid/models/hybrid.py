@@ -17,7 +17,12 @@ from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Float, Int32
 
 from ..batch import Batch, Caches, PrefillBatch
-from ..config import AttentionConfig, LayerConfig, ModelConfig
+from ..config import AttentionConfig, LatentAttentionConfig, ModelConfig, NormPlacement
+from ..layers.attention_residuals import (
+    ResidualMixParams,
+    mix_residuals,
+    residual_mix_specs,
+)
 from ..layers.gated_attention import (
     GatedAttentionParams,
     gated_attention,
@@ -28,18 +33,40 @@ from ..layers.gated_delta_net import (
     gated_delta_net,
     gated_delta_net_specs,
 )
+from ..layers.kimi_delta_attention import (
+    KimiDeltaAttentionParams,
+    kimi_delta_attention,
+    kimi_delta_attention_specs,
+)
 from ..layers.mlp import MLPParams, mlp, mlp_specs
+from ..layers.moe import MoEParams, moe, moe_specs
+from ..layers.multi_head_latent_attention import (
+    LatentAttentionParams,
+    latent_attention,
+    latent_attention_specs,
+)
 from ..layers.norm import rms_norm
 from ..params import ParamSpec, partition_specs, scale, weight
 from ..sharding import AXIS, partition_spec
 
+LinearMixer = GatedDeltaNetParams | KimiDeltaAttentionParams
+FullMixer = GatedAttentionParams | LatentAttentionParams
+
 
 @struct.dataclass
 class LayerParams:
-    mixer_norm: Any  # [D] float32: before the mixer, or after it in a post-norm layer
-    mixer: GatedDeltaNetParams | GatedAttentionParams
+    """`mixer_mix` and `ffn_mix` are there in a model with attention residuals.
+
+    `norm` says whether the norms stand before their blocks or after them.
+    """
+
+    mixer_norm: Any  # [D] float32
+    mixer: LinearMixer | FullMixer
     ffn_norm: Any  # [D] float32
-    ffn: MLPParams
+    ffn: MLPParams | MoEParams
+    mixer_mix: ResidualMixParams | None = None
+    ffn_mix: ResidualMixParams | None = None
+    norm: NormPlacement = struct.field(pytree_node=False, default="pre")
 
 
 @struct.dataclass
@@ -48,6 +75,7 @@ class ModelParams:
     layers: tuple[LayerParams, ...]
     norm: Any  # [D] float32
     head: Any  # [vocab, D], or None where the embedding serves
+    mix: ResidualMixParams | None = None  # after the last layer
 
 
 def model_specs(config: ModelConfig) -> ModelParams:
@@ -56,39 +84,60 @@ def model_specs(config: ModelConfig) -> ModelParams:
     table = weight((config.vocab_size, "vocab"), (hidden, None), fan_in=hidden)
     return ModelParams(
         embedding=table,
-        layers=tuple(_layer_specs(config, layer) for layer in config.layers),
+        layers=tuple(_layer_specs(config, i) for i in range(len(config.layers))),
         norm=scale(hidden),
         head=None if config.tie_embeddings else table,
+        mix=_mix_specs(config),
     )
 
 
-def _layer_specs(config: ModelConfig, layer: LayerConfig) -> LayerParams:
-    hidden = config.hidden_size
-    if layer.mixer == "linear":
-        mixer = gated_delta_net_specs(hidden, config.linear)
+def _layer_specs(config: ModelConfig, number: int) -> LayerParams:
+    hidden, layer = config.hidden_size, config.layers[number]
+    if layer.feed_forward == "moe":
+        assert config.moe is not None
+        ffn = moe_specs(hidden, config.moe)
     else:
-        assert isinstance(config.full, AttentionConfig)
-        mixer = gated_attention_specs(hidden, config.full)
+        ffn = mlp_specs(hidden, config.mlp_width)
     return LayerParams(
         mixer_norm=scale(hidden),
-        mixer=mixer,
+        mixer=_mixer_specs(config, number),
         ffn_norm=scale(hidden),
-        ffn=mlp_specs(hidden, config.mlp_width),
+        ffn=ffn,
+        mixer_mix=_mix_specs(config),
+        ffn_mix=_mix_specs(config),
+        norm=layer.norm,
     )
+
+
+def _mixer_specs(config: ModelConfig, number: int) -> LinearMixer | FullMixer:
+    if config.layers[number].mixer == "linear":
+        kda = config.linear.kind == "kda"
+        specs = kimi_delta_attention_specs if kda else gated_delta_net_specs
+        index = config.linear_layers.index(number)
+        return specs(config.hidden_size, config.linear, index)
+    if isinstance(config.full, LatentAttentionConfig):
+        return latent_attention_specs(config.hidden_size, config.full)
+    return gated_attention_specs(config.hidden_size, config.full)
+
+
+def _mix_specs(config: ModelConfig) -> ResidualMixParams | None:
+    return None if config.residual_block is None else residual_mix_specs(config.hidden_size)
 
 
 def cache_specs(config: ModelConfig, pages: int, page_size: int, slots: int) -> Any:
     """The caches of a model with a ParamSpec at every leaf (shapes, dtypes, shardings, bytes)."""
     full, linear = config.full, config.linear
-    assert isinstance(full, AttentionConfig)
-    axes = (None, None, None, "kv_heads", None)
-    lead = (pages, len(config.full_layers), page_size, full.kv_heads)
-    kv = ParamSpec((*lead, full.head_dim), axes, "zeros")
+    lead = (pages, len(config.full_layers), page_size, config.cache_heads)
+    if isinstance(full, AttentionConfig):
+        axes = (None, None, None, "kv_heads", None)
+        keys = values = ParamSpec((*lead, full.head_dim), axes, "zeros")
+    else:  # latents belong to no head: every rank holds them all
+        keys, values = ParamSpec((*lead, full.cache_dim), (None,) * 5, "zeros"), None
     channels = linear.key_heads * linear.conv_width
     lead = (slots, len(config.linear_layers))
     return Caches(
-        keys=kv,
-        values=kv,
+        keys=keys,
+        values=values,
         recurrent=ParamSpec(
             (*lead, linear.value_heads, linear.key_dim, linear.value_dim),
             (None, None, "value_heads", None, None),
@@ -123,13 +172,21 @@ def forward(
     `remat` recomputes each layer in the backward pass (training).
     """
     x = embed(params, batch.token_ids)
+    stored: tuple[Array, ...] = ()
     linear = full = 0
-    for layer in params.layers:
-        is_linear = isinstance(layer.mixer, GatedDeltaNetParams)
+    for number, layer in enumerate(params.layers):
+        is_linear = isinstance(layer.mixer, LinearMixer)
         index = linear if is_linear else full
-        step = jax.checkpoint(decoder_layer, static_argnums=(3, 5)) if remat else decoder_layer
-        x, caches = step(layer, x, caches, index, batch, config)
         linear, full = linear + is_linear, full + (not is_linear)
+        if config.residual_block is None:
+            step = jax.checkpoint(decoder_layer, static_argnums=(3, 5)) if remat else decoder_layer
+            x, caches = step(layer, x, caches, index, batch, config)
+        else:
+            first = number % config.residual_block == 0
+            step = jax.checkpoint(mixed_layer, static_argnums=(4, 6, 7)) if remat else mixed_layer
+            x, stored, caches = step(layer, x, stored, caches, index, batch, config, first)
+    if params.mix is not None:
+        x = mix_residuals(params.mix, stored, x, config.norm_eps)
     return x, caches
 
 
@@ -142,18 +199,68 @@ def decoder_layer(
     config: ModelConfig,
 ) -> tuple[Float[Array, "*B D"], Caches | None]:
     """One layer; `index` counts the layers that share its kind of cache."""
-    h = rms_norm(x, layer.mixer_norm, config.norm_eps)
+    h, caches = _mixer(layer, x, caches, index, batch, config)
+    x = x + h
+    return x + _feed_forward(layer, x, config), caches
+
+
+def mixed_layer(
+    layer: LayerParams,
+    x: Float[Array, "*B D"],
+    stored: tuple[Float[Array, "*B D"], ...],
+    caches: Caches | None,
+    index: int,
+    batch: Batch,
+    config: ModelConfig,
+    first: bool,
+) -> tuple[Float[Array, "*B D"], tuple[Float[Array, "*B D"], ...], Caches | None]:
+    """One layer of a model with attention residuals; the `first` of a block stores the stream."""
+    assert layer.mixer_mix is not None and layer.ffn_mix is not None
+    mixed = mix_residuals(layer.mixer_mix, stored, x, config.norm_eps)
+    h, caches = _mixer(layer, mixed, caches, index, batch, config)
+    stored, x = ((*stored, x), h) if first else (stored, x + h)
+    mixed = mix_residuals(layer.ffn_mix, stored, x, config.norm_eps)
+    return x + _feed_forward(layer, mixed, config), stored, caches
+
+
+def _mixer(
+    layer: LayerParams,
+    x: Float[Array, "*B D"],
+    caches: Caches | None,
+    index: int,
+    batch: Batch,
+    config: ModelConfig,
+) -> tuple[Float[Array, "*B D"], Caches | None]:
+    """What the layer's mixer adds to the residual stream."""
+    h = x if layer.norm == "post" else rms_norm(x, layer.mixer_norm, config.norm_eps)
     match layer.mixer:
         case GatedDeltaNetParams() as mixer:
             h, caches = gated_delta_net(mixer, h, caches, index, batch, config.linear)
+        case KimiDeltaAttentionParams() as mixer:
+            h, caches = kimi_delta_attention(mixer, h, caches, index, batch, config.linear)
         case GatedAttentionParams() as mixer:
             assert isinstance(config.full, AttentionConfig)
             h, caches = gated_attention(
                 mixer, h, caches, index, batch, config.full, config.norm_eps
             )
-    x = x + h
-    h = rms_norm(x, layer.ffn_norm, config.norm_eps)
-    return x + mlp(layer.ffn, h, config.activation), caches
+        case LatentAttentionParams() as mixer:
+            assert isinstance(config.full, LatentAttentionConfig)
+            h, caches = latent_attention(mixer, h, caches, index, batch, config.full)
+    return rms_norm(h, layer.mixer_norm, config.norm_eps) if layer.norm == "post" else h, caches
+
+
+def _feed_forward(
+    layer: LayerParams, x: Float[Array, "*B D"], config: ModelConfig
+) -> Float[Array, "*B D"]:
+    """What the layer's feed-forward block adds to the residual stream."""
+    h = x if layer.norm == "post" else rms_norm(x, layer.ffn_norm, config.norm_eps)
+    match layer.ffn:
+        case MLPParams() as ffn:
+            h = mlp(ffn, h, config.activation)
+        case MoEParams() as ffn:
+            assert config.moe is not None
+            h = moe(ffn, h, config.moe, config.activation)
+    return rms_norm(h, layer.ffn_norm, config.norm_eps) if layer.norm == "post" else h
 
 
 def logits(
@@ -205,6 +312,7 @@ __all__ = [
     "forward",
     "last_hidden",
     "logits",
+    "mixed_layer",
     "model_partition",
     "model_specs",
     "partition_spec",

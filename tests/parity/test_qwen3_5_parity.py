@@ -49,8 +49,8 @@ def test_verify_fails_on_other_weights(
 ) -> None:
     """A norm convention gone wrong is what --verify is for; it leaves nothing at DST."""
     src = make_checkpoint(tmp_path / "hf", CASES[0])
-    qwen3_5 = importlib.import_module("jhybrid.convert.families.qwen3_5")
-    monkeypatch.setattr(qwen3_5, "zero_centred", lambda t, s, size: unchanged(t, s, (size,)))
+    qwen = importlib.import_module("jhybrid.convert.families.qwen")
+    monkeypatch.setattr(qwen, "zero_centred", lambda t, s, size: unchanged(t, s, (size,)))
     assert main([str(src), str(tmp_path / "out"), "--verify"]) == 2
     assert "logits differ from transformers by" in capsys.readouterr().err
     assert sorted(path.name for path in tmp_path.iterdir()) == ["hf"]

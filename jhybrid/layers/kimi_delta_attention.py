@@ -1,0 +1,118 @@
+"""Kimi Delta Attention mixer (Kimi-Linear, Kimi-K3): a delta rule that decays per key channel.
+
+    q, k, v = silu(conv(x Wqkv));  z = (x Wdown) Wup + dt_bias;  beta = sigmoid(x Wb)
+    g = -exp(A_log) softplus(z), or the safe gate  g = bound sigmoid(exp(A_log) z), bound < 0
+    o = delta rule;  y = (norm(o) * sigmoid(x Wgate)) Wo
+
+Everything is laid out by head; only the narrow inner projections are whole on every rank.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+from jax import Array
+from jaxtyping import Float
+
+from ..batch import Batch, Caches
+from ..config import LinearAttentionConfig
+from ..params import ParamSpec, scale, weight
+from .delta_rule import convolve, delta_rule
+from .linear import project, reduce_project
+from .norm import rms_norm
+
+
+@struct.dataclass
+class KimiDeltaAttentionParams:
+    """H heads of K key and V value channels; W = 2K + V convolved channels a head.
+
+    R is the inner width of the decay gate. The output gate has an inner width G of its own, or
+    projects D itself (then `gate_down` is None and G is D).
+    """
+
+    qkv: Any  # [H, W, D]: q | k | v
+    conv: Any  # [H, W, J] float32
+    decay_down: Any  # [R, D]
+    decay_up: Any  # [H, K, R]
+    beta: Any  # [H, D]
+    A_log: Any  # [H] float32
+    dt_bias: Any  # [H, K] float32
+    gate_down: Any  # [G, D] or None
+    gate_up: Any  # [H, V, G]
+    norm: Any  # [V] float32
+    out: Any  # [D, H, V]
+
+
+def kimi_delta_attention_specs(
+    hidden: int, c: LinearAttentionConfig, index: int = 0
+) -> KimiDeltaAttentionParams:
+    heads, whole = (c.key_heads, "key_heads"), (hidden, None)
+    keys, values = (c.key_dim, None), (c.value_dim, None)
+    width = (c.conv_width, None)
+    assert c.low_rank is not None
+    inner = (c.gate_low_rank or hidden, None)
+    return KimiDeltaAttentionParams(
+        qkv=weight(heads, width, whole, fan_in=hidden),
+        conv=ParamSpec(
+            (c.key_heads, c.conv_width, c.conv_size),
+            ("key_heads", None, None),
+            fan_in=c.conv_size,
+            dtype=jnp.float32,  # as Kimi-K3 is published
+        ),
+        decay_down=weight((c.low_rank, None), whole, fan_in=hidden),
+        decay_up=weight(heads, keys, (c.low_rank, None), fan_in=c.low_rank),
+        beta=weight(heads, whole, fan_in=hidden),
+        A_log=ParamSpec((c.key_heads,), ("key_heads",), "decay_scale", dtype=jnp.float32),
+        dt_bias=ParamSpec(
+            (c.key_heads, c.key_dim),
+            ("key_heads", None),
+            c.decay_bias,
+            dtype=jnp.float32,
+            index=index,
+        ),
+        gate_down=weight(inner, whole, fan_in=hidden) if c.gate_low_rank else None,
+        gate_up=weight(heads, values, inner, fan_in=inner[0]),
+        norm=scale(c.value_dim),
+        out=weight(whole, heads, values, fan_in=c.value_heads * c.value_dim),
+    )
+
+
+def kimi_delta_attention(
+    params: KimiDeltaAttentionParams,
+    x: Float[Array, "*B D"],
+    caches: Caches | None,
+    layer: int,
+    batch: Batch,
+    config: LinearAttentionConfig,
+) -> tuple[Float[Array, "*B D"], Caches | None]:
+    """One mixer; `layer` counts the linear layers. Caches are None for a DenseBatch."""
+    lead, work = x.shape[:-1], jnp.promote_types(x.dtype, jnp.float32)
+    heads, width = params.conv.shape[:2]
+    z = project(project(x, params.decay_down), params.decay_up, dtype=work)  # [..., H, K]
+    g = log_decay(z + params.dt_bias, params.A_log, config)
+    beta = config.beta_scale * jax.nn.sigmoid(project(x, params.beta, dtype=work))
+
+    flat = project(x, params.qkv).reshape(*lead, heads * width)
+    conv_weight = params.conv.reshape(heads * width, config.conv_size)
+    flat, caches = convolve(flat, conv_weight, caches, layer, batch)
+    qkv = flat.reshape(*lead, heads, width)
+    q, k, v = jnp.split(qkv, [config.key_dim, 2 * config.key_dim], axis=-1)
+
+    o, caches = delta_rule(q, k, v, g, beta, caches, layer, batch)
+    o = rms_norm(o.astype(work), params.norm, config.norm_eps)
+    inner = x if params.gate_down is None else project(x, params.gate_down)
+    o = o * jax.nn.sigmoid(project(inner, params.gate_up, dtype=work))
+    return reduce_project(o.astype(x.dtype), params.out), caches
+
+
+def log_decay(
+    z: Float[Array, "*B H K"], A_log: Float[Array, " H"], config: LinearAttentionConfig
+) -> Float[Array, "*B H K"]:
+    """g <= 0 of each key channel from its biased gate input, in float32."""
+    rate = jnp.exp(A_log)[:, None]
+    if config.gate == "safe":
+        return config.gate_lower_bound * jax.nn.sigmoid(rate * z)
+    return -rate * jax.nn.softplus(z)
