@@ -20,6 +20,7 @@ from jhybrid.params import ParamSpec
 
 from .checkpoint import CheckpointReader, TensorInfo
 
+FLOAT8 = tuple(np.dtype(t) for t in (ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2))
 FLOATS = tuple(np.dtype(t) for t in (np.float64, np.float32, np.float16, ml_dtypes.bfloat16))
 
 
@@ -73,6 +74,7 @@ class Table:
 
 def check(table: Table, tensors: Mapping[str, TensorInfo], specs: Mapping[str, ParamSpec]) -> None:
     """ValueError with the whole list of what does not fit, from headers alone."""
+    _refuse_float8(tensors)
     sources = [source for rule in table.rules for source in rule.sources]
     used = Counter(source.name for source in sources)
     used.update(name for name, _ in table.copies)
@@ -95,6 +97,18 @@ def check(table: Table, tensors: Mapping[str, TensorInfo], specs: Mapping[str, P
     if problems:
         lines = "\n  ".join(problems)
         raise ValueError(f"checkpoint does not fit the model ({len(problems)}):\n  {lines}")
+
+
+def _refuse_float8(tensors: Mapping[str, TensorInfo]) -> None:
+    """A checkpoint in FP8 misfits in thousands of tensors; one sentence says it better."""
+    found = [name for name, info in tensors.items() if info.dtype in FLOAT8]
+    if found:
+        info = tensors[found[0]]
+        raise ValueError(
+            f"{info.file}: tensor {found[0]!r} is {info.dtype} ({len(found)} of {len(tensors)} "
+            f"tensors are FP8); expected one of {', '.join(map(str, FLOATS))}: "
+            "convert the variant of the model that is not quantized"
+        )
 
 
 def _source_problems(source: Source, info: TensorInfo | None) -> Iterable[str]:

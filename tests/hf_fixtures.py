@@ -109,7 +109,7 @@ def vision_parts(text: dict[str, Any]) -> dict[str, Any]:
     return {"text_config": text, "vision_config": vision, "tie_word_embeddings": tie} | ids
 
 
-def make_checkpoint(folder: Path, case: Case, seed: int = 0) -> Path:
+def make_checkpoint(folder: Path, case: Case) -> Path:
     """Write the checkpoint of a case, with nothing left at a trivial initial value."""
     import torch
     from transformers import (
@@ -119,7 +119,7 @@ def make_checkpoint(folder: Path, case: Case, seed: int = 0) -> Path:
         Qwen3_5TextConfig,
     )
 
-    torch.manual_seed(seed)
+    torch.manual_seed(case.seed)
     text = text_config(case)
     if case.multimodal:
         model = Qwen3_5ForConditionalGeneration(Qwen3_5Config.from_dict(vision_parts(text)))

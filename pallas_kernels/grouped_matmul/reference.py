@@ -6,7 +6,6 @@ E times the work, a transposed copy of all weights, and sums whose order depends
 
 from __future__ import annotations
 
-import jax
 import jax.numpy as jnp
 from jax import Array, lax
 from jax.typing import DTypeLike
@@ -60,7 +59,12 @@ def _tiled(x: Array, w: Array, cu: Array) -> Array:
             preferred_element_type=_accumulator(x),
         )
 
-    cells = jax.lax.map(one, (tiles.tokens, tiles.segment), batch_size=TILES_AT_ONCE)
+    # Whole batches of tiles: a remainder would be compiled, and run, as a second loop.
+    count = tiles.segment.shape[0]
+    at_once = min(TILES_AT_ONCE, count)
+    more = -count % at_once
+    tokens, group = jnp.pad(tiles.tokens, ((0, more), (0, 0))), jnp.pad(tiles.segment, (0, more))
+    cells = lax.map(one, (tokens, group), batch_size=at_once)
     return cells.reshape(-1, w.shape[1])[tiles.cell_of_token]
 
 

@@ -22,7 +22,8 @@ from jhybrid.models.hybrid import model_specs
 from jhybrid.weights import load_hf_params, named
 from tests.synthetic import TINY, write_hf
 
-GOLDEN = sorted((Path(__file__).parents[1] / "golden" / "qwen3_5").iterdir())
+FOLDER = Path(__file__).parents[1] / "golden"
+GOLDEN = sorted(path.parent for path in FOLDER.glob("*/*/config.json"))
 
 
 @pytest.fixture

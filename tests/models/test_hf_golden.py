@@ -13,10 +13,13 @@ from jhybrid.convert.conversion import open_checkpoint
 from jhybrid.convert.verify import dense_logits
 from jhybrid.convert.writer import write_checkpoint
 from jhybrid.hf_config import model_config, read_hf_config
-from jhybrid.weights import load_params
+from jhybrid.sharding import make_mesh
+from jhybrid.weights import load_hf_params, load_params
 from tests.greedy import assert_greedy
+from tests.stepping import cached_logits
 
-GOLDEN = sorted((Path(__file__).parents[1] / "golden" / "qwen3_5").iterdir())
+FOLDER = Path(__file__).parents[1] / "golden"
+GOLDEN = sorted(path.parent for path in FOLDER.glob("*/*/config.json"))
 
 
 @pytest.mark.parametrize("folder", GOLDEN, ids=lambda path: path.name)
@@ -28,3 +31,12 @@ def test_logits_and_greedy_tokens(folder: Path, tmp_path: Path, mesh: Mesh) -> N
         found = dense_logits(params, expected["token_ids"][None], config, mesh)[0]
         np.testing.assert_allclose(found, expected["logits"], rtol=0, atol=2e-5)
         assert_greedy(params, expected["prompt"], expected["continuation"], config, mesh)
+
+
+@pytest.mark.parametrize("name", ["qwen3_5_moe/moe_text", "olmo_hybrid/olmo"])
+def test_through_caches_cut_over_ranks(name: str) -> None:
+    config, mesh = model_config(read_hf_config(FOLDER / name)), make_mesh(2)
+    params = load_hf_params(FOLDER / name, config, mesh, jnp.float32)
+    with np.load(FOLDER / name / "expected.npz") as expected:
+        found = cached_logits(params, expected["token_ids"], config, mesh, (3, 62))
+        np.testing.assert_allclose(found, expected["logits"], rtol=0, atol=2e-5)
