@@ -14,12 +14,11 @@ from jhybrid.convert.verify import dense_logits
 from jhybrid.convert.writer import write_checkpoint
 from jhybrid.hf_config import model_config, read_hf_config
 from jhybrid.weights import load_params
+from tests.golden_files import FOLDERS, name_of
 from tests.greedy import assert_greedy
 
-GOLDEN = sorted((Path(__file__).parents[1] / "golden" / "qwen3_5").iterdir())
 
-
-@pytest.mark.parametrize("folder", GOLDEN, ids=lambda path: path.name)
+@pytest.mark.parametrize("folder", FOLDERS, ids=name_of)
 def test_logits_and_greedy_tokens(folder: Path, tmp_path: Path, mesh: Mesh) -> None:
     config = model_config(read_hf_config(folder))
     write_checkpoint(open_checkpoint(folder), tmp_path / "out")
