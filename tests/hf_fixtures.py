@@ -160,8 +160,7 @@ def routing_gap(folder: Path, token_ids: np.ndarray) -> float:
     """The least distance in score of the last expert chosen from the first one not, of any token.
 
     Far above rounding, it says that no other implementation may choose otherwise. Infinite for a
-    model without routers. Selection by groups is not followed: the distance is then between
-    experts as if there were one group.
+    model without routers. Where groups are chosen first, the distance of groups counts as well.
     """
     import torch
     from transformers import AutoModelForCausalLM
@@ -172,8 +171,18 @@ def routing_gap(folder: Path, token_ids: np.ndarray) -> float:
     def hook(router: Any, _: Any, output: Any) -> None:
         bias = getattr(router, "e_score_correction_bias", None)
         scores = output[0] if bias is None else output[0].sigmoid() + bias
+        groups = getattr(router, "num_group", 1)
+        if groups > 1:
+            inside = scores.unflatten(-1, (groups, -1))
+            sums = inside.topk(2, dim=-1).values.sum(-1)
+            add(sums, router.topk_group)
+            chosen = sums.topk(router.topk_group, dim=-1).indices
+            scores = inside.take_along_dim(chosen[..., None], 1).flatten(1)
+        add(scores, router.top_k)
+
+    def add(scores: Any, count: int) -> None:
         best = scores.sort(dim=-1, descending=True).values
-        gaps.append((best[:, router.top_k - 1] - best[:, router.top_k]).min().item())
+        gaps.append((best[:, count - 1] - best[:, count]).min().item())
 
     for module in model.modules():
         if type(module).__name__.lower().endswith("topkrouter"):

@@ -20,10 +20,8 @@ from jhybrid.convert.families import family_of
 from jhybrid.hf_config import model_config, read_hf_config
 from jhybrid.models.hybrid import model_specs
 from jhybrid.weights import load_hf_params, named
+from tests.golden_files import FOLDERS, name_of
 from tests.synthetic import TINY, write_hf
-
-FOLDER = Path(__file__).parents[1] / "golden"
-GOLDEN = sorted(path.parent for path in FOLDER.glob("*/*/config.json"))
 
 
 @pytest.fixture
@@ -103,7 +101,7 @@ def test_untied_model_without_head(edit: Callable[..., Path]) -> None:
         open_checkpoint(edit(lambda tensors: tensors.pop("lm_head.weight")))
 
 
-@pytest.mark.parametrize("folder", GOLDEN, ids=lambda path: path.name)
+@pytest.mark.parametrize("folder", FOLDERS, ids=name_of)
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float32], ids=["bfloat16", "float32"])
 def test_export_then_convert_is_bit_equal(
     folder: Path, dtype: Any, tmp_path: Path, mesh: Mesh

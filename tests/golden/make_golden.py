@@ -1,9 +1,6 @@
-"""Make the golden checkpoints beside this file: tiny weights, and what transformers computes.
+"""Make the golden Qwen and OLMo-Hybrid checkpoints beside this file (see tests/golden_files.py).
 
-    python tests/golden/make_golden.py [FAMILY ...]   # from the root of the repository; needs torch
-
-Each folder is a Hugging Face checkpoint plus `expected.npz`: token_ids [T], float32 logits
-[T, vocab], a prompt and its greedy continuation.
+python tests/golden/make_golden.py [FAMILY ...]    # from the root of the repository; needs torch
 """
 
 from __future__ import annotations
@@ -15,15 +12,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parents[1]))
 
-from jhybrid.convert.verify import torch_logits  # noqa: E402
 from jhybrid.hf_config import model_config, read_hf_config  # noqa: E402
 from tests import hf_fixtures, olmo_fixtures, qwen_moe_fixtures  # noqa: E402
-from tests.hf_fixtures import Case, greedy, routing_gap, write_as  # noqa: E402
+from tests.golden_files import write_expected  # noqa: E402
+from tests.hf_fixtures import Case, routing_gap, write_as  # noqa: E402
 
 SMALL: dict[str, Any] = {
     "vocab_size": 96,
@@ -39,7 +34,6 @@ ROPE = {
     "mrope_interleaved": True,
 }
 SMALL_EXPERTS = {"moe_intermediate_size": 16, "shared_expert_intermediate_size": 16}
-PROMPT, NEW = 15, 64
 
 Maker = Callable[[Path, Case], Path]
 
@@ -95,19 +89,10 @@ def make(family: str, case: Case, maker: Maker, layout: str | None) -> None:
         rewritten = write_as(folder.with_suffix(".new"), LAYOUTS[layout](folder)[layout], folder)
         shutil.rmtree(folder)
         rewritten.rename(folder)
-    rng = np.random.default_rng(case.seed)
     vocab = model_config(read_hf_config(folder)).vocab_size
-    token_ids = rng.integers(0, vocab, PROMPT + NEW).astype(np.int32)
-    continuation = np.array(greedy(folder, token_ids[:PROMPT], NEW), np.int32)
-    for ids in (token_ids, np.concatenate([token_ids[:PROMPT], continuation])):
-        assert routing_gap(folder, ids[None]) > 1e-4, f"{case.name}: choose another seed"
-    np.savez_compressed(
-        folder / "expected.npz",
-        token_ids=token_ids,
-        logits=torch_logits(folder, token_ids[None])[0],
-        prompt=token_ids[:PROMPT],
-        continuation=continuation,
-    )
+    tokens = write_expected(folder, vocab, case.seed)
+    gap = routing_gap(folder, tokens[None])
+    assert gap > 1e-4, f"{case.name}: a choice of experts is too close to call ({gap}); reseed"
 
 
 if __name__ == "__main__":

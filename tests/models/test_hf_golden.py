@@ -15,14 +15,12 @@ from jhybrid.convert.writer import write_checkpoint
 from jhybrid.hf_config import model_config, read_hf_config
 from jhybrid.sharding import make_mesh
 from jhybrid.weights import load_hf_params, load_params
+from tests.golden_files import FOLDERS, name_of
 from tests.greedy import assert_greedy
 from tests.stepping import cached_logits
 
-FOLDER = Path(__file__).parents[1] / "golden"
-GOLDEN = sorted(path.parent for path in FOLDER.glob("*/*/config.json"))
 
-
-@pytest.mark.parametrize("folder", GOLDEN, ids=lambda path: path.name)
+@pytest.mark.parametrize("folder", FOLDERS, ids=name_of)
 def test_logits_and_greedy_tokens(folder: Path, tmp_path: Path, mesh: Mesh) -> None:
     config = model_config(read_hf_config(folder))
     write_checkpoint(open_checkpoint(folder), tmp_path / "out")
@@ -33,10 +31,11 @@ def test_logits_and_greedy_tokens(folder: Path, tmp_path: Path, mesh: Mesh) -> N
         assert_greedy(params, expected["prompt"], expected["continuation"], config, mesh)
 
 
-@pytest.mark.parametrize("name", ["qwen3_5_moe/moe_text", "olmo_hybrid/olmo"])
+@pytest.mark.parametrize("name", ["qwen3_5_moe-moe_text", "olmo_hybrid-olmo"])
 def test_through_caches_cut_over_ranks(name: str) -> None:
-    config, mesh = model_config(read_hf_config(FOLDER / name)), make_mesh(2)
-    params = load_hf_params(FOLDER / name, config, mesh, jnp.float32)
-    with np.load(FOLDER / name / "expected.npz") as expected:
+    folder = next(folder for folder in FOLDERS if name_of(folder) == name)
+    config, mesh = model_config(read_hf_config(folder)), make_mesh(2)
+    params = load_hf_params(folder, config, mesh, jnp.float32)
+    with np.load(folder / "expected.npz") as expected:
         found = cached_logits(params, expected["token_ids"], config, mesh, (3, 62))
         np.testing.assert_allclose(found, expected["logits"], rtol=0, atol=2e-5)

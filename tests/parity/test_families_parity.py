@@ -49,7 +49,7 @@ def test_every_layout(fixtures: ModuleType, case: Case, tmp_path: Path, mesh: Me
             np.testing.assert_array_equal(np.asarray(other[key]), np.asarray(value), err_msg=key)
 
 
-@pytest.mark.parametrize("name", ["next_some_dense", "moe_text", "olmo_irregular"])
+@pytest.mark.parametrize("name", ["moe_text", "olmo_irregular"])
 def test_every_mesh_gives_the_same(name: str, tmp_path: Path) -> None:
     src, config = _made(name, tmp_path)
     assert config.tensor_parallel_sizes() == [1, 2, 4]
@@ -63,17 +63,15 @@ def test_every_mesh_gives_the_same(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["moe_text", "olmo_irregular"])
-def test_split_anywhere(name: str, tmp_path: Path) -> None:
-    """Prefills cut anywhere, then single tokens, all through caches, over one rank and two."""
+def test_split_anywhere(name: str, tmp_path: Path, mesh: Mesh) -> None:
+    """Prefills cut anywhere, then single tokens, all through caches."""
     src, config = _made(name, tmp_path)
     token_ids = np.random.default_rng(2).integers(0, config.vocab_size, 79)
     expected = torch_logits(src, token_ids[None])[0]
-    for tp, splits in {1: ((79,), (1, 77), (64, 8), (1,)), 2: ((13, 51),)}.items():
-        mesh = make_mesh(tp)
-        params = load_hf_params(src, config, mesh, jnp.float32)
-        for split in splits:
-            found = cached_logits(params, token_ids, config, mesh, split)
-            np.testing.assert_allclose(found, expected, rtol=0, atol=2e-5, err_msg=f"{tp} {split}")
+    params = load_hf_params(src, config, mesh, jnp.float32)
+    for split in ((79,), (1, 77), (64, 8), (1,)):
+        found = cached_logits(params, token_ids, config, mesh, split)
+        np.testing.assert_allclose(found, expected, rtol=0, atol=2e-5, err_msg=f"{split}")
 
 
 def _made(name: str, folder: Path) -> tuple[Path, ModelConfig]:
