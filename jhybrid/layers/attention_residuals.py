@@ -16,6 +16,8 @@ from flax import struct
 from jax import Array, lax
 from jaxtyping import Float
 
+from pallas_kernels.precision import working_dtype
+
 from ..params import scale, weight
 
 
@@ -36,7 +38,7 @@ def mix_residuals(
     eps: float,
 ) -> Float[Array, "*B D"]:
     """The mixture of the stored streams and the running one, in float32, cast back."""
-    work = jnp.promote_types(running.dtype, jnp.float32)
+    work = working_dtype(running)
     streams = [x.astype(work) for x in (*stored, running)]
     direction = params.norm.astype(work) * params.query.astype(work)
     scores = [

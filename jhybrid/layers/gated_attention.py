@@ -16,6 +16,7 @@ from jax import Array, lax
 from jaxtyping import Float
 
 from pallas_kernels import decode_paged_attention, ragged_paged_attention, write_pages
+from pallas_kernels.precision import working_dtype
 
 from ..batch import Batch, Caches, DecodeBatch, DenseBatch, PrefillBatch
 from ..config import AttentionConfig
@@ -80,7 +81,7 @@ def gated_attention(
     k = rotate(k, positions, config.rotary_dim, config.rope_theta)
     o, caches = attend(q, k, v, caches, layer, batch, scale=config.head_dim**-0.5)
     if config.output_gate:
-        gate = both[..., 1, :].astype(jnp.promote_types(x.dtype, jnp.float32))
+        gate = both[..., 1, :].astype(working_dtype(x))
         o = o.astype(gate.dtype) * jax.nn.sigmoid(gate)
     return reduce_project(o.astype(x.dtype), params.out), caches
 
@@ -89,7 +90,7 @@ def _qk_norm(x: Array, norm: Array, eps: float) -> Array:
     """Per head (weight [Dh]), or over all heads of all ranks together (weight [H, Dh])."""
     if norm.ndim == 1:
         return rms_norm(x, norm, eps)
-    work = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+    work = x.astype(working_dtype(x))
     total = lax.psum(jnp.sum(work * work, axis=(-2, -1), keepdims=True), AXIS)
     count = norm.size * lax.axis_size(AXIS)
     return (work * lax.rsqrt(total / count + eps) * norm).astype(x.dtype)

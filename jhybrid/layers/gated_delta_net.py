@@ -16,6 +16,8 @@ from flax import struct
 from jax import Array
 from jaxtyping import Float
 
+from pallas_kernels.precision import working_dtype
+
 from ..batch import Batch, Caches
 from ..config import LinearAttentionConfig
 from ..params import ParamSpec, scale, weight
@@ -69,7 +71,7 @@ def gated_delta_net(
     mixed = project(x, params.qkvz)  # [..., Hk, W + R V]
     key_heads, group = params.A_log.shape
     qkv, z = mixed[..., : config.conv_width], mixed[..., config.conv_width :]
-    gates = project(x, params.ba, dtype=jnp.promote_types(x.dtype, jnp.float32))
+    gates = project(x, params.ba, dtype=working_dtype(x))
     beta = config.beta_scale * jax.nn.sigmoid(gates[..., 0, :, :])
     g = -jnp.exp(params.A_log) * jax.nn.softplus(gates[..., 1, :, :] + params.dt_bias)
     beta, g = (y.reshape(*lead, key_heads * group) for y in (beta, g))

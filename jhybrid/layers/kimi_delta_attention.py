@@ -17,6 +17,8 @@ from flax import struct
 from jax import Array
 from jaxtyping import Float
 
+from pallas_kernels.precision import working_dtype
+
 from ..batch import Batch, Caches
 from ..config import LinearAttentionConfig
 from ..params import ParamSpec, scale, weight
@@ -89,7 +91,7 @@ def kimi_delta_attention(
     config: LinearAttentionConfig,
 ) -> tuple[Float[Array, "*B D"], Caches | None]:
     """One mixer; `layer` counts the linear layers. Caches are None for a DenseBatch."""
-    lead, work = x.shape[:-1], jnp.promote_types(x.dtype, jnp.float32)
+    lead, work = x.shape[:-1], working_dtype(x)
     heads, width = params.conv.shape[:2]
     z = project(project(x, params.decay_down), params.decay_up, dtype=work)  # [..., H, K]
     g = log_decay(z + params.dt_bias, params.A_log, config)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import jax.numpy as jnp
 from jax import Array, lax
+
+from pallas_kernels.precision import working_dtype
 
 from ..sharding import AXIS
 
@@ -16,7 +17,7 @@ def project(x: Array, weight: Array, *, dtype: Any = None) -> Array:
         x,
         weight,
         (((x.ndim - 1,), (weight.ndim - 1,)), ((), ())),
-        preferred_element_type=jnp.promote_types(x.dtype, jnp.float32),
+        preferred_element_type=working_dtype(x),
     )
     return out.astype(dtype if dtype is not None else x.dtype)
 
@@ -29,6 +30,6 @@ def reduce_project(x: Array, weight: Array) -> Array:
         x,
         weight,
         (contract, ((), ())),
-        preferred_element_type=jnp.promote_types(x.dtype, jnp.float32),
+        preferred_element_type=working_dtype(x),
     )
     return lax.psum(out, AXIS).astype(x.dtype)

@@ -10,6 +10,8 @@ from flax import struct
 from jax import Array
 from jaxtyping import Float
 
+from pallas_kernels.precision import working_dtype
+
 from ..config import Activation
 from ..params import weight
 from .linear import project, reduce_project
@@ -34,7 +36,7 @@ def gated_activation(
     gate: Float[Array, ...], up: Float[Array, ...], kind: Activation
 ) -> Float[Array, ...]:
     """silu(gate) up, or Kimi-K3's SiTU: 4 tanh(gate/4) sigmoid(gate) * 25 tanh(up/25)."""
-    work = jnp.promote_types(gate.dtype, jnp.float32)
+    work = working_dtype(gate)
     a, b = gate.astype(work), up.astype(work)
     if kind == "silu":
         return (jax.nn.silu(a) * b).astype(gate.dtype)

@@ -18,6 +18,7 @@ from jax import Array, lax
 from jaxtyping import Float, Int32
 
 from pallas_kernels import grouped_matmul
+from pallas_kernels.precision import working_dtype
 
 from ..config import Activation, MoEConfig
 from ..params import ParamSpec, scale, weight
@@ -94,7 +95,7 @@ def route(
     params: MoEParams, x: Float[Array, "T D"], c: MoEConfig
 ) -> tuple[Float[Array, "T K"], Int32[Array, "T K"]]:
     """Weights and indices of each token's experts, from float32 scores."""
-    work = jnp.promote_types(x.dtype, jnp.float32)
+    work = working_dtype(x)
     scores = lax.dot_general(
         x.astype(work),
         params.router.astype(work),
@@ -146,7 +147,7 @@ def shared_expert(
     params: MoEParams, x: Float[Array, "T D"], activation: Activation
 ) -> Float[Array, "T D"]:
     """This rank's share of the shared expert, in float32."""
-    work = jnp.promote_types(x.dtype, jnp.float32)
+    work = working_dtype(x)
     if params.shared is None:
         return jnp.zeros(x.shape, work)
     both = project(x, params.shared.gate_up)

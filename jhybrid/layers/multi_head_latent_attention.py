@@ -21,6 +21,7 @@ from jax import Array
 from jaxtyping import Float
 
 from pallas_kernels import decode_paged_attention, ragged_paged_attention, write_pages
+from pallas_kernels.precision import working_dtype
 
 from ..batch import Batch, Caches, DecodeBatch, DenseBatch, PrefillBatch
 from ..config import LatentAttentionConfig
@@ -88,7 +89,7 @@ def latent_attention(
         caches = replace(caches, keys=keys)
         o = _attend_pages(params, q, keys, layer, batch, config)
     if params.gate is not None:
-        gate = project(x, params.gate, dtype=jnp.promote_types(x.dtype, jnp.float32))
+        gate = project(x, params.gate, dtype=working_dtype(x))
         o = o.astype(gate.dtype) * jax.nn.sigmoid(gate)
     return reduce_project(o.astype(x.dtype), params.out), caches
 
@@ -153,5 +154,5 @@ def _attend_expanded(
 
 def _per_head(equation: str, x: Array, weight: Array) -> Array:
     """A product of each head with its own matrix, accumulated in float32."""
-    work = jnp.promote_types(x.dtype, jnp.float32)
+    work = working_dtype(x)
     return jnp.einsum(equation, x, weight, preferred_element_type=work).astype(x.dtype)

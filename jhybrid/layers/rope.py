@@ -9,6 +9,8 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float, Int32
 
+from pallas_kernels.precision import working_dtype
+
 
 def rotate(
     x: Float[Array, "... H D"], positions: Int32[Array, ...], rotary_dim: int, theta: float
@@ -21,7 +23,7 @@ def rotate(
     frequency = jnp.float32(theta) ** -exponent
     angle = positions[..., None, None].astype(jnp.float32) * frequency
     cos, sin = jnp.cos(angle), jnp.sin(angle)
-    work = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+    work = x.astype(working_dtype(x))
     first, second = work[..., :half], work[..., half:rotary_dim]
     rotated = [first * cos - second * sin, second * cos + first * sin, work[..., rotary_dim:]]
     return jnp.concatenate(rotated, axis=-1).astype(x.dtype)

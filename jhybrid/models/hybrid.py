@@ -16,6 +16,8 @@ from jax import Array, lax
 from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Float, Int32
 
+from pallas_kernels.precision import working_dtype
+
 from ..batch import Batch, Caches, PrefillBatch
 from ..config import AttentionConfig, LatentAttentionConfig, ModelConfig, NormPlacement
 from ..layers.attention_residuals import (
@@ -273,7 +275,7 @@ def logits(
         h,
         table,
         (((h.ndim - 1,), (1,)), ((), ())),
-        preferred_element_type=jnp.promote_types(h.dtype, jnp.float32),
+        preferred_element_type=working_dtype(h),
     )
     return lax.all_gather(local, AXIS, axis=local.ndim - 1, tiled=True)
 

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jaxtyping import Float, Int32
 
+from ..precision import working_dtype
 from ..ragged import make_tiles, or_outside
 
 BLOCK_TOKENS = 128  # keys visited at once
@@ -48,7 +49,7 @@ def _attend(
     blocks = -(-page_table.shape[1] // per_block)
     table = jnp.pad(page_table, ((0, 0), (0, blocks * per_block - page_table.shape[1])))
     span = per_block * page_size
-    work = jnp.promote_types(q.dtype, jnp.float32)
+    work = working_dtype(q)
     q = q.reshape(tiles, rows, kv_heads, q_heads // kv_heads, dim).astype(work) * scale
     exact = lax.Precision.HIGHEST
 

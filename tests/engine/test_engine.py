@@ -254,3 +254,20 @@ def test_tensor_parallel_gives_the_same_tokens(tp: int) -> None:
         for name, prompt in prompts.items():
             assert_greedy(prompt, results[name].token_ids)
     assert_idle(engine)
+
+
+def test_bfloat16_model_agrees_with_itself_cached_and_cold() -> None:
+    """Parameters, KV and conv windows in bfloat16, states in float32: one run a second time."""
+    engine = tiny_engine(dtype="bfloat16")
+    prompt = random_prompt(np.random.default_rng(12), 70)
+    cold = run(engine, [request("cold", prompt, max_tokens=12, logprobs=1)])["cold"]
+    warm = run(engine, [request("warm", prompt, max_tokens=12, logprobs=1)])["warm"]
+    assert warm.usage.restored_tokens == 69
+    assert engine.runner.caches.keys.dtype == engine.runner.caches.conv.dtype == "bfloat16"
+    assert engine.runner.caches.recurrent.dtype == "float32"
+    pairs = zip(cold.updates, warm.updates, strict=True)
+    for (old,), (new,) in ((a.logprobs, b.logprobs) for a, b in pairs):
+        assert abs(old.logprob - new.logprob) < 0.05
+        if old.token_id != new.token_id:  # only where two tokens are nearly as likely
+            assert abs(old.logprob - new.logprob) < 0.15
+            break

@@ -28,7 +28,7 @@ from jhybrid.models.hybrid import (
     model_specs,
     sharded,
 )
-from jhybrid.params import init_params
+from jhybrid.params import init_params, is_spec
 from jhybrid.sharding import make_mesh
 
 VOCAB = 272
@@ -65,7 +65,7 @@ def tiny_params(config: ModelConfig = TINY, tp: int = 1, seed: int = 0) -> Model
         copies = spec.shape[0] // x.shape[0]
         return np.repeat(np.asarray(x), copies, axis=0)
 
-    return jax.tree.map(repeat, wanted, params, is_leaf=lambda s: hasattr(s, "axes"))
+    return jax.tree.map(repeat, wanted, params, is_leaf=is_spec)
 
 
 class Tokenizer:
@@ -102,8 +102,13 @@ def tiny_engine(
     }
     config = EngineConfig(tp=tp, **settings)
     model = TINY.for_tensor_parallel(tp)
+    dtype = jnp.dtype(config.dtype or "float32")
+    specs = model_specs(model)
+    params = jax.tree.map(
+        lambda s, x: jnp.asarray(x, s.dtype_in(dtype)), specs, tiny_params(tp=tp), is_leaf=is_spec
+    )
     runner = ModelRunner(
-        jax.tree.map(jnp.asarray, tiny_params(tp=tp)),
+        params,
         model,
         make_mesh(tp),
         make_buckets(
@@ -117,7 +122,7 @@ def tiny_engine(
         slots=slots,
         max_running=config.max_running,
         valid_vocab=VALID,
-        dtype=jnp.float32,
+        dtype=dtype,
     )
     cache = CacheManager(pages, config.page_size, slots, config.checkpoint_interval)
     return Engine(
