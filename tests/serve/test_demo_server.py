@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -46,7 +47,7 @@ def client(url: str) -> Iterator[OpenAI]:
         yield client
 
 
-def ask(client: OpenAI, messages: list, max_tokens: int = 40):
+def ask(client: OpenAI, messages: list, max_tokens: int = 40) -> Any:
     return client.chat.completions.create(
         model="demo", messages=messages, max_tokens=max_tokens, temperature=0
     )
@@ -77,7 +78,7 @@ def test_ten_turns_prefill_only_what_is_new(client: OpenAI) -> None:
 def test_cached_and_uncached_agree(url: str, client: OpenAI) -> None:
     prompt = "Once upon a time there was a boy who lived in a small town by the sea. " * 8
 
-    def once():
+    def once() -> Any:
         return client.completions.create(
             model="demo", prompt=prompt, max_tokens=48, temperature=0, logprobs=5
         )
@@ -143,13 +144,15 @@ def test_two_hundred_requests_with_random_aborts_leave_nothing(url: str, client:
         ]
         ends = [job.result() for job in jobs]
     assert set(ends) <= {"stop", "length", "aborted"} and "aborted" in ends
-    deadline = time.monotonic() + 10
-    while time.monotonic() < deadline:
-        pools = httpx.get(f"{url}/server_info").json()["pools"]
-        if all(pool["running"] == 0 for pool in pools.values()):
-            break
+    deadline, pools = time.monotonic() + 10, _pools(url)
+    while time.monotonic() < deadline and any(p["running"] for p in pools.values()):
         time.sleep(0.2)
+        pools = _pools(url)
     for name, pool in pools.items():
         assert pool["running"] == 0, (name, pool)
         assert pool["free"] + pool["tree"] == pool["total"], (name, pool)
     assert "jhybrid:compilations_total 0.0" in httpx.get(f"{url}/metrics").text
+
+
+def _pools(url: str) -> dict[str, Any]:
+    return httpx.get(f"{url}/server_info").json()["pools"]
