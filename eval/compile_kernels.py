@@ -9,7 +9,6 @@ jax-cuda12-plugin, jax-cuda12-pjrt and nvidia-cuda-nvcc-cu12. Outside the defaul
 from __future__ import annotations
 
 import argparse
-import functools
 import os
 import re
 import subprocess

@@ -27,15 +27,12 @@ from .inverse import halving_mask
 EXPONENT_LIMIT = 72.0  # exp(72) times a key, and its inverse, are normal in float32 and bf16
 
 
-class DecayedProducts(NamedTuple):
-    """One array per block of key channels, but for the first two."""
+class Decayed(NamedTuple):
+    """Queries and keys [C, Kb] with decays from the tile's start or to its end."""
 
-    kk: Array  # [C, C], right for i > j
-    qk: Array  # [C, C], zero for i < j
-    q_from_start: list[Array]  # [C, Kb] times exp(g_1 + ... + g_i)
-    k_from_start: list[Array]
-    k_to_end: list[Array]  # times exp(g_{i+1} + ... + g_C)
-    total: list[Array]  # [Kb] g_1 + ... + g_C
+    q_from_start: Array  # times exp(g_1 + ... + g_i)
+    k_from_start: Array
+    k_to_end: Array  # times exp(g_{i+1} + ... + g_C)
 
 
 def _leaf_exponents(g: Array, leaf: int) -> tuple[Array, Array]:
@@ -58,46 +55,41 @@ def _other_half(sums: Array, half: int, of: int, shape: tuple[int, int]) -> Arra
     return jnp.broadcast_to(factors[:, :, None, :], spread).reshape(shape)
 
 
-def decayed_products(
-    queries: list[Array], keys: list[Array], decays: list[Array], leaf: int, leaf_dot: Dot, dot: Dot
-) -> DecayedProducts:
-    size = keys[0].shape[0]
+def _add_leaf_pairs(
+    sums: tuple[Array, Array], q: Array, k: Array, g: Array, leaf: int, dot: Dot
+) -> tuple[Array, Array]:
+    kk, qk = sums
+    size = k.shape[0]
     i, j = iota((size, size), 0), iota((size, size), 1)
+    if leaf == 1:  # kk is not needed on the diagonal
+        return kk, jnp.where(i == j, qk + jnp.sum(q * k, axis=1)[:, None], qk)
+    blocks = jnp.maximum(g, -2 * EXPONENT_LIMIT / leaf).reshape(-1, leaf, g.shape[1])
+    first_half = iota((size // leaf, leaf, g.shape[1]), 1) < leaf // 2
+    middle = jnp.sum(jnp.where(first_half, blocks, 0.0), axis=1, keepdims=True)
+    relative = (jnp.cumsum(blocks, axis=1) - middle).reshape(g.shape)
+    row, column = jnp.exp(relative), k * jnp.exp(-relative)
     same_leaf = (i // leaf == j // leaf) & (i >= j)
-    kk = qk = jnp.zeros((size, size), jnp.float32)
-    out = DecayedProducts(kk, qk, [], [], [], [])
-    for q, k, g in zip(queries, keys, decays, strict=True):
-        q, k = q.astype(jnp.float32), k.astype(jnp.float32)
-        if leaf == 1:
-            qk = jnp.where(i == j, qk + jnp.sum(q * k, axis=1)[:, None], qk)
-        else:
-            floored = jnp.maximum(g, -2 * EXPONENT_LIMIT / leaf)
-            upto, _ = _leaf_exponents(floored, leaf)
-            middle = jnp.sum(
-                jnp.where(
-                    iota((size // leaf, leaf, 1), 1) < leaf // 2,
-                    floored.reshape(-1, leaf, g.shape[1]),
-                    0.0,
-                ),
-                axis=1,
-                keepdims=True,
-            )
-            relative = (upto.reshape(-1, leaf, g.shape[1]) - middle).reshape(g.shape)
-            row, column = jnp.exp(relative), k * jnp.exp(-relative)
-            kk = jnp.where(same_leaf, kk + leaf_dot(k * row, column, tb=True), kk)
-            qk = jnp.where(same_leaf, qk + leaf_dot(q * row, column, tb=True), qk)
-        upto, behind = _leaf_exponents(g, leaf)
-        row, column = jnp.exp(upto), jnp.exp(behind)
-        sums = jnp.sum(g.reshape(-1, leaf, g.shape[1]), axis=1)
-        for level in range(leaf.bit_length() - 1, size.bit_length() - 1):
-            mask = halving_mask(size, level)
-            kk = jnp.where(mask, kk + dot(k * row, k * column, tb=True), kk)
-            qk = jnp.where(mask, qk + dot(q * row, k * column, tb=True), qk)
-            row = row * _other_half(sums, 1 << level, 0, g.shape)
-            column = column * _other_half(sums, 1 << level, 1, g.shape)
-            sums = jnp.sum(sums.reshape(-1, 2, g.shape[1]), axis=1)
-        out.q_from_start.append(q * row)
-        out.k_from_start.append(k * row)
-        out.k_to_end.append(k * column)
-        out.total.append(jnp.sum(g, axis=0))
-    return out._replace(kk=kk, qk=qk)
+    kk = jnp.where(same_leaf, kk + dot(k * row, column, tb=True), kk)
+    return kk, jnp.where(same_leaf, qk + dot(q * row, column, tb=True), qk)
+
+
+def add_decayed_products(
+    sums: tuple[Array, Array], q: Array, k: Array, g: Array, leaf: int, leaf_dot: Dot, dot: Dot
+) -> tuple[tuple[Array, Array], Decayed]:
+    """(kk, qk) [C, C] with the terms of a block of key channels added; q, k, g [C, Kb] float32.
+
+    kk is right for i > j, qk for i >= j; above the diagonal they stay as they were.
+    """
+    size = k.shape[0]
+    kk, qk = _add_leaf_pairs(sums, q, k, g, leaf, leaf_dot)
+    upto, behind = _leaf_exponents(g, leaf)
+    row, column = jnp.exp(upto), jnp.exp(behind)
+    totals = jnp.sum(g.reshape(-1, leaf, g.shape[1]), axis=1)
+    for level in range(leaf.bit_length() - 1, size.bit_length() - 1):
+        mask = halving_mask(size, level)
+        kk = jnp.where(mask, kk + dot(k * row, k * column, tb=True), kk)
+        qk = jnp.where(mask, qk + dot(q * row, k * column, tb=True), qk)
+        row = row * _other_half(totals, 1 << level, 0, g.shape)
+        column = column * _other_half(totals, 1 << level, 1, g.shape)
+        totals = jnp.sum(totals.reshape(-1, 2, g.shape[1]), axis=1)
+    return (kk, qk), Decayed(q * row, k * row, k * column)

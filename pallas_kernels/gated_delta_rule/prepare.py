@@ -27,8 +27,8 @@ from jax.experimental.pallas import triton as plt
 from jax.typing import DTypeLike
 
 from ..ragged import TileRanges
-from ..triton import MAX_BLOCK, Dot, dividing_block, iota, power_of_two_blocks, triton_call
-from .channel_decay import decayed_products
+from ..triton import Dot, dividing_block, iota, power_of_two_blocks, triton_call
+from .channel_decay import add_decayed_products
 from .inverse import unit_lower_inverse
 from .reference import L2_EPS
 from .tuning import PrefillTuning
@@ -56,7 +56,51 @@ def _head_decay(g: Array, exact: bool) -> tuple[Array, Array, Array]:
     return decay, jnp.exp(upto), jnp.exp(behind)
 
 
-def _kernel(
+class _Tile:
+    """A program's tile: loads of its tokens, stores to its cells, products in its precisions."""
+
+    def __init__(self, start_ref: Any, rows_ref: Any, tuning: PrefillTuning, interpret: bool):
+        self.head, self.index = pl.program_id(0), pl.program_id(1)
+        self.size, self.tuning = tuning.chunk, tuning
+        self.tokens = pl.ds(start_ref[self.index], self.size)
+        self.valid = iota((self.size,), 0) < rows_ref[self.index]
+        self.dot = Dot(tuning.products, interpret)
+        self.leaf_dot = Dot(tuning.leaf_products, interpret)
+        self.inverse_dot = Dot(tuning.inverse_products, interpret)
+        self.bf16_dot, self.f32_dot = Dot("bf16", interpret), Dot("tf32x3", interpret)
+
+    def load(self, ref: Any, *index: Any) -> Array:
+        mask = self.valid if len(index) == 1 else self.valid[:, None]
+        return plt.load(ref.at[(self.tokens, *index)], mask=mask, other=0.0)
+
+    def load32(self, ref: Any, *index: Any) -> Array:
+        return self.load(ref, *index).astype(jnp.float32)
+
+    def store(self, ref: Any, x: Array, part: Any = None) -> None:
+        index = () if part is None else (slice(None), part)
+        ref[(self.index, self.head, *index)] = x.astype(ref.dtype)
+
+    def exact_dot(self, a: Array, b: Array) -> Array:
+        """a b^T of the inputs themselves."""
+        return (self.bf16_dot if a.dtype == jnp.bfloat16 else self.f32_dot)(a, b, tb=True)
+
+    def inverse(self, kk: Array, beta: Array) -> Array:
+        i, j = iota(kk.shape, 0), iota(kk.shape, 1)
+        a = jnp.where(i > j, kk * beta[:, None], 0.0)
+        return unit_lower_inverse(a, self.tuning.inverse_leaf, self.inverse_dot)
+
+
+def _solve_values(t: _Tile, v_ref: Any, u_ref: Any, size_ref: Any, solve: Array) -> None:
+    """U, in units of the tile's largest value."""
+    parts = [pl.ds(*block) for block in power_of_two_blocks(v_ref.shape[2])]
+    sizes = (jnp.max(jnp.abs(t.load32(v_ref, t.head, part))) for part in parts)
+    largest = jnp.maximum(functools.reduce(jnp.maximum, sizes), SMALLEST)
+    size_ref[t.head, t.index] = largest
+    for part in parts:
+        t.store(u_ref, t.dot(solve, t.load32(v_ref, t.head, part) * (1.0 / largest)), part)
+
+
+def _head_kernel(
     start_ref: Any,
     rows_ref: Any,
     q_ref: Any,
@@ -71,86 +115,102 @@ def _kernel(
     decay_ref: Any,
     q_out_ref: Any,
     k_out_ref: Any,
-    *row_scale_refs: Any,
-    per_channel: bool,
+    q_scale_ref: Any,
+    k_scale_ref: Any,
+    *,
     tuning: PrefillTuning,
     interpret: bool,
 ) -> None:
-    head, tile = pl.program_id(0), pl.program_id(1)
-    size, key_dim, value_dim = tuning.chunk, k_ref.shape[2], v_ref.shape[2]
+    """Decay per head. Arrays [C, K] are loaded again where that is cheaper than keeping them."""
+    t = _Tile(start_ref, rows_ref, tuning, interpret)
     group = v_ref.shape[1] // k_ref.shape[1]
-    key_head = head // group
-    exact = Dot("bf16", interpret) if k_ref.dtype == jnp.bfloat16 else Dot("tf32x3", interpret)
-    dot = Dot(tuning.products, interpret)
-    leaf_dot = Dot(tuning.leaf_products, interpret)
-    inverse_dot = Dot(tuning.inverse_products, interpret)
-    keys = [pl.ds(offset, width) for offset, width in power_of_two_blocks(key_dim)]
+    key_head, key_dim = t.head // group, k_ref.shape[2]
+    keys = [pl.ds(*block) for block in power_of_two_blocks(key_dim)]
 
-    def store(ref: Any, index: Any, x: Array) -> None:
-        ref[(tile, head, *index)] = x.astype(ref.dtype)
-
-    @pl.when(rows_ref[tile] > 0)
+    @pl.when(rows_ref[t.index] > 0)
     def _() -> None:
-        tokens = pl.ds(start_ref[tile], size)
-        valid = iota((size,), 0) < rows_ref[tile]
-
-        def load(ref: Any, *index: Any) -> Array:
-            mask = valid if len(index) == 1 else valid[:, None]
-            return plt.load(ref.at[(tokens, *index)], mask=mask, other=0.0)
-
-        i, j = iota((size, size), 0), iota((size, size), 1)
-        q = [load(q_ref, key_head, part) for part in keys]
-        k = [load(k_ref, key_head, part) for part in keys]
-        beta = load(beta_ref, head).astype(jnp.float32)
+        q = [t.load(q_ref, key_head, part) for part in keys]
+        k = [t.load(k_ref, key_head, part) for part in keys]
+        beta, g = t.load32(beta_ref, t.head), t.load32(g_ref, t.head)
         q_scale, k_scale = _inverse_norm(q) * key_dim**-0.5, _inverse_norm(k)
-        normal_q = [x.astype(jnp.float32) * q_scale[:, None] for x in q]
-        normal_k = [x.astype(jnp.float32) * k_scale[:, None] for x in k]
-        if per_channel:
-            g = [load(g_ref, head, part).astype(jnp.float32) for part in keys]
-            products = decayed_products(normal_q, normal_k, g, tuning.decay_leaf, leaf_dot, dot)
-            kk, qk, w_keys, w_scale = products.kk, products.qk, products.k_from_start, beta
-            for part, x, y, total in zip(
-                keys, products.q_from_start, products.k_to_end, products.total, strict=True
-            ):
-                store(q_out_ref, (slice(None), part), x)
-                store(k_out_ref, (slice(None), part), y)
-                store(decay_ref, (part,), jnp.exp(total))
-        else:
-            g = load(g_ref, head).astype(jnp.float32)
-            decay, from_start, to_end = _head_decay(g, exact=k_ref.dtype != jnp.bfloat16)
-            # Products of the inputs themselves: exact, and rounded nowhere before the scaling.
-            kk = functools.reduce(jnp.add, (exact(x, x, tb=True) for x in k))
-            qk = functools.reduce(
-                jnp.add, (exact(x, y, tb=True) for x, y in zip(q, k, strict=True))
+        decay, from_start, to_end = _head_decay(g, exact=k_ref.dtype != jnp.bfloat16)
+        t.store(decay_ref, jnp.exp(jnp.sum(g)))
+        t.store(q_scale_ref, from_start)
+        t.store(k_scale_ref, to_end)
+
+        @pl.when(t.head % group == 0)
+        def _() -> None:
+            for part, x, y in zip(keys, q, k, strict=True):
+                for ref, z, scale in ((q_out_ref, x, q_scale), (k_out_ref, y, k_scale)):
+                    z = z.astype(jnp.float32) * scale[:, None]
+                    ref[t.index, key_head, :, part] = z.astype(ref.dtype)
+
+        qk = functools.reduce(jnp.add, map(t.exact_dot, q, k))
+        p_ref[t.index, t.head] = (qk * decay * (q_scale[:, None] * k_scale[None, :])).astype(
+            p_ref.dtype
+        )
+        kk = functools.reduce(jnp.add, map(t.exact_dot, k, k))
+        inverse = t.inverse(kk * decay * (k_scale[:, None] * k_scale[None, :]), beta)
+        solve = inverse * (beta * from_start)[None, :]
+        for part in keys:
+            t.store(w_ref, t.dot(solve, t.load32(k_ref, key_head, part) * k_scale[:, None]), part)
+        _solve_values(t, v_ref, u_ref, size_ref, inverse * beta[None, :])
+
+
+def _channel_kernel(
+    start_ref: Any,
+    rows_ref: Any,
+    q_ref: Any,
+    k_ref: Any,
+    v_ref: Any,
+    g_ref: Any,
+    beta_ref: Any,
+    u_ref: Any,
+    w_ref: Any,
+    p_ref: Any,
+    size_ref: Any,
+    decay_ref: Any,
+    q_out_ref: Any,
+    k_out_ref: Any,
+    *,
+    tuning: PrefillTuning,
+    interpret: bool,
+) -> None:
+    """Decay per channel, in a loop over blocks of key channels: no array is [C, K]."""
+    t = _Tile(start_ref, rows_ref, tuning, interpret)
+    key_head, key_dim = t.head // (v_ref.shape[1] // k_ref.shape[1]), k_ref.shape[2]
+    width = dividing_block(key_dim, tuning.key_block)
+
+    @pl.when(rows_ref[t.index] > 0)
+    def _() -> None:
+        keys = [pl.ds(*block) for block in power_of_two_blocks(key_dim)]
+        q_scale = _inverse_norm([t.load(q_ref, key_head, part) for part in keys]) * key_dim**-0.5
+        k_scale = _inverse_norm([t.load(k_ref, key_head, part) for part in keys])
+
+        def add_block(block: Array, sums: tuple[Array, Array]) -> tuple[Array, Array]:
+            part = pl.ds(block * width, width)
+            q = t.load32(q_ref, key_head, part) * q_scale[:, None]
+            k = t.load32(k_ref, key_head, part) * k_scale[:, None]
+            g = t.load32(g_ref, t.head, part)
+            sums, decayed = add_decayed_products(
+                sums, q, k, g, tuning.decay_leaf, t.leaf_dot, t.dot
             )
-            kk = kk * decay * (k_scale[:, None] * k_scale[None, :])
-            qk = qk * decay * (q_scale[:, None] * k_scale[None, :])
-            w_keys, w_scale = normal_k, beta * from_start
-            store(decay_ref, (), jnp.exp(jnp.sum(g)))
-            for ref, scale in zip(row_scale_refs, (from_start, to_end), strict=True):
-                store(ref, (slice(None),), scale)
+            t.store(q_out_ref, decayed.q_from_start, part)
+            t.store(k_out_ref, decayed.k_to_end, part)
+            t.store(w_ref, decayed.k_from_start, part)  # read back below
+            decay_ref[t.index, t.head, part] = jnp.exp(jnp.sum(g, axis=0))
+            return sums
 
-            @pl.when(head % group == 0)
-            def _() -> None:
-                for part, x, y in zip(keys, normal_q, normal_k, strict=True):
-                    q_out_ref[tile, key_head, :, part] = x.astype(q_out_ref.dtype)
-                    k_out_ref[tile, key_head, :, part] = y.astype(k_out_ref.dtype)
-
-        store(p_ref, (slice(None), slice(None)), qk)
-        a = jnp.where(i > j, kk * beta[:, None], 0.0)
-        inverse = unit_lower_inverse(a, tuning.inverse_leaf, inverse_dot)
-        for part, x in zip(keys, w_keys, strict=True):
-            store(w_ref, (slice(None), part), dot(inverse * w_scale[None, :], x))
-
-        width = dividing_block(value_dim, MAX_BLOCK)
-        parts = [pl.ds(offset, width) for offset in range(0, value_dim, width)]
-        v = [load(v_ref, head, part).astype(jnp.float32) for part in parts]
-        largest = functools.reduce(jnp.maximum, (jnp.max(jnp.abs(x)) for x in v))
-        largest = jnp.maximum(largest, SMALLEST)
-        size_ref[head, tile] = largest
-        solve = inverse * beta[None, :]
-        for part, x in zip(parts, v, strict=True):
-            store(u_ref, (slice(None), part), dot(solve, x * (1.0 / largest)))
+        zeros = jnp.zeros((t.size, t.size), jnp.float32)
+        kk, qk = lax.fori_loop(0, key_dim // width, add_block, (zeros, zeros))
+        p_ref[t.index, t.head] = qk.astype(p_ref.dtype)
+        beta = t.load32(beta_ref, t.head)
+        solve = t.inverse(kk, beta) * beta[None, :]
+        if not interpret:
+            plt.debug_barrier()  # the keys in w_ref were written by other threads
+        for part in keys:
+            t.store(w_ref, t.dot(solve, w_ref[t.index, t.head, :, part]), part)
+        _solve_values(t, v_ref, u_ref, size_ref, solve)
 
 
 class Prepared(NamedTuple):
@@ -187,7 +247,9 @@ def prepare(
 
     tile = functools.partial(out, dtype=tuning.tile_dtype)
     call = triton_call(
-        functools.partial(_kernel, per_channel=per_channel, tuning=tuning, interpret=interpret),
+        functools.partial(
+            _channel_kernel if per_channel else _head_kernel, tuning=tuning, interpret=interpret
+        ),
         "gated_delta_rule_prepare",
         (heads, count),
         (

@@ -156,12 +156,12 @@ def _kernel(
     begin, behind = cu_ref[last], o_ref.shape[0]
     blocks = lax.div(behind - begin + (size - 1), jnp.int32(size))
 
-    def clear(step: Array, _: Array) -> Array:
+    def clear(step: Array, carry: Array) -> Array:
         token = begin + step * size
         valid = (token + iota((size,), 0) < behind)[:, None]
         zeros = jnp.zeros((size, width), o_ref.dtype)
         plt.store(o_ref.at[pl.ds(token, size), head, values], zeros, mask=valid)
-        return jnp.int32(0)
+        return carry
 
     lax.fori_loop(jnp.int32(0), jnp.where(chain == last, blocks, 0), clear, jnp.int32(0))
 

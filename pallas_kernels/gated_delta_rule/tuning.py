@@ -21,6 +21,7 @@ class PrefillTuning:
     chunk: int = 64
     inverse_leaf: int = 16  # rows solved by substitution; larger blocks by matrix products
     decay_leaf: int = 16  # KDA: rows whose decays share one anchor; see products_per_channel
+    key_block: int = 32  # KDA: key channels taken at a time
     prepare_warps: int = 4
     value_block: int = 32
     scan_warps: int = 4
