@@ -78,7 +78,7 @@ def variants(case: KernelCase, interpret: bool) -> list[Variant]:
             Variant("decode", t, default, _decode_loop(case, t, expected, interpret))
             for t in tunings[: 2 if interpret else None]
         ]
-    default = PrefillTuning.default(jnp.bfloat16, case.shape.per_channel)
+    default = PrefillTuning.default(jnp.bfloat16)
     out = [Variant("prefill", default, default, _prefill_loop(case, default, expected, interpret))]
     for kernel, make, tunings in (
         ("prepare", _prepare_loop, _prepare_tunings(default, case.shape.per_channel)),

@@ -26,7 +26,7 @@ def ragged_prefill(
     interpret: bool = False,
 ) -> tuple[Array, Array]:
     """`ragged_gated_delta_rule` as kernels; the pool is updated in place when donated."""
-    tuning = tuning or PrefillTuning.default(v.dtype, per_channel=g.ndim == 3)
+    tuning = tuning or PrefillTuning.default(v.dtype)
     tiles = make_tile_ranges(segments.cu, v.shape[0], tuning.chunk)
     prepared = prepare(q, k, v, g, beta, tiles, tuning, interpret=interpret)
     out = jax.ShapeDtypeStruct(v.shape, v.dtype)

@@ -22,7 +22,7 @@ class PrefillTuning:
     inverse_leaf: int = 16  # rows solved by substitution; larger blocks by matrix products
     decay_leaf: int = 16  # KDA: rows whose decays share one anchor; see products_per_channel
     key_block: int = 32  # KDA: key channels taken at a time
-    prepare_warps: int = 4
+    prepare_warps: int = 8
     value_block: int = 32
     scan_warps: int = 4
     scan_stages: int = 2
@@ -36,16 +36,15 @@ class PrefillTuning:
         return replace(self, value_block=width)
 
     @classmethod
-    def default(cls, dtype: DTypeLike, per_channel: bool) -> PrefillTuning:
+    def default(cls, dtype: DTypeLike) -> PrefillTuning:
         """bf16 inputs: 5e-3 relative RMS against float64. float32 inputs: 1e-5."""
         if dtype == jnp.bfloat16:
-            return cls(prepare_warps=8 if per_channel else 4)
+            return cls()
         return cls(
             products="tf32x3",
             inverse_products="tf32x3",
             leaf_products="tf32x3",
             decay_leaf=4,
-            prepare_warps=8,
             scan_warps=8,
             scan_stages=1,
         )

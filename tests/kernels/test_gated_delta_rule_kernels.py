@@ -25,7 +25,7 @@ from .test_gated_delta_rule import BF16_BOUND, F32_BOUND, Case, inputs, state_of
 
 GDN = Case("gdn", key_heads=1, heads=2, key_dim=32, value_dim=32)
 KDA = Case("kda", key_heads=1, heads=1, per_channel=True, key_dim=32)
-BF16 = PrefillTuning.default(jnp.bfloat16, per_channel=False)
+BF16 = PrefillTuning.default(jnp.bfloat16)
 
 
 def prefill(case: Case, length: int, dtype: Any, tuning: PrefillTuning | None = None) -> Any:
