@@ -18,7 +18,7 @@ CACHE_BYTES = 100e6  # rotate over at least this much; twice the L2 cache of the
 class Data(NamedTuple):
     """Inputs of one call: q, k, v, g, beta and the slots of its sequences."""
 
-    tensors: tuple[jax.Array, ...]
+    tensors: tuple[jax.Array, jax.Array, jax.Array, jax.Array, jax.Array]
     slots: jax.Array
 
 
@@ -70,14 +70,12 @@ class KernelCase:
     def data(self, seed: int) -> Data:
         """Random inputs on the device; decays as trained models have them, from fast to none."""
         keys = jax.random.split(jax.random.key(seed), 5)
-        q, k, v, g, beta = self.shape.inputs(self.tokens)
-        normal = [
-            jax.random.normal(key, x.shape, x.dtype)
-            for key, x in zip(keys, (q, k, v), strict=False)
-        ]
+        *shapes, g, beta = self.shape.inputs(self.tokens)
+        q, k, v = (jax.random.normal(keys[n], x.shape, x.dtype) for n, x in enumerate(shapes))
         decay = -jnp.exp(jax.random.uniform(keys[3], g.shape, g.dtype, -7.0, 1.0))
         slots = jnp.arange(self.sequences, dtype=jnp.int32) + seed * self.sequences
-        return Data((*normal, decay, jax.random.uniform(keys[4], beta.shape, beta.dtype)), slots)
+        strength = jax.random.uniform(keys[4], beta.shape, beta.dtype)
+        return Data((q, k, v, decay, strength), slots)
 
     def pool(self) -> jax.Array:
         """Slots for every set, and one that nobody owns."""

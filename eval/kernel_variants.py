@@ -14,7 +14,7 @@ from pallas_kernels.gated_delta_rule.prefill import ragged_prefill
 from pallas_kernels.gated_delta_rule.prepare import prepare
 from pallas_kernels.gated_delta_rule.scan import scan
 from pallas_kernels.gated_delta_rule.tuning import PrefillTuning
-from pallas_kernels.ragged import make_tile_ranges
+from pallas_kernels.ragged import Segments, TileRanges, make_tile_ranges
 
 from .device_time import Loop
 from .kernel_cases import Data, KernelCase
@@ -142,7 +142,7 @@ def _prepare_loop(
 def _scan_loop(
     case: KernelCase, tuning: PrefillTuning, expected: float, interpret: bool
 ) -> Callable[[], Loop]:
-    def ranges(data: Data) -> Any:
+    def ranges(data: Data) -> tuple[Segments, TileRanges]:
         segments = case.segments(data.slots)
         return segments, make_tile_ranges(segments.cu, case.tokens, tuning.chunk)
 
@@ -150,7 +150,8 @@ def _scan_loop(
         data, prepared = inputs
         v = data.tensors[2]
         out = jax.ShapeDtypeStruct(v.shape, v.dtype)
-        return scan(prepared, carry[1], 0, *ranges(data), out, tuning, interpret=interpret)
+        segments, tiles = ranges(data)
+        return scan(prepared, carry[1], 0, segments, tiles, out, tuning, interpret=interpret)
 
     def make() -> Loop:
         data = case.data(0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -54,5 +55,6 @@ HEAD_SHAPES = {
 
 def segments_shape(count: int) -> Segments:
     """Abstract segments, for lowering without data."""
-    one = jax.ShapeDtypeStruct((count,), jnp.int32)
-    return Segments(jax.ShapeDtypeStruct((count + 1,), jnp.int32), one, one)
+    cu: Any = jax.ShapeDtypeStruct((count + 1,), jnp.int32)
+    one: Any = jax.ShapeDtypeStruct((count,), jnp.int32)
+    return Segments(cu, one, one)

@@ -45,7 +45,7 @@ def _leaf_exponents(g: Array, leaf: int) -> tuple[Array, Array]:
     return upto.reshape(g.shape), jnp.minimum(behind, 0.0).reshape(g.shape)
 
 
-def _other_half(sums: Array, half: int, of: int, shape: tuple[int, int]) -> Array:
+def _other_half(sums: Array, half: int, of: int, shape: tuple[int, ...]) -> Array:
     """exp(sums of blocks `of`) for the rows of the blocks' neighbours, 1 for the others. [C, K]"""
     pairs = sums.reshape(-1, 2, shape[1])
     which = iota(pairs.shape, 1)

@@ -20,7 +20,9 @@ from .reference import L2_EPS
 class DecodeTuning:
     value_block: int = 64
     warps: int = 4
-    evict_first: bool = False  # states are larger than the cache and read once a step
+    evict_first: bool = (
+        False  # of cached lines: states are larger than the cache and read once a step
+    )
 
     @classmethod
     def default(cls, batch: int, heads: int) -> DecodeTuning:

@@ -69,7 +69,25 @@ CASES = (
 IDS = [case.name for case in CASES]
 
 
-def inputs(case: Case, length: int, seed: int = 0) -> tuple[np.ndarray, ...]:
+Five = tuple[Any, Any, Any, Any, Any]  # q, k, v, g, beta
+
+
+def each(change: Callable[[Any], Any], x: Five) -> Five:
+    q, k, v, g, beta = map(change, x)
+    return q, k, v, g, beta
+
+
+def as_dtype(x: Five, dtype: Any) -> Five:
+    """As an op gets them: q, k and v in the model's type, gates in float32."""
+    q, k, v, g, beta = map(jnp.asarray, x)
+    return q.astype(dtype), k.astype(dtype), v.astype(dtype), g, beta
+
+
+def as_float32(x: Five) -> Five:
+    return each(lambda y: np.asarray(y.astype(jnp.float32)), x)
+
+
+def inputs(case: Case, length: int, seed: int = 0) -> Five:
     rng = np.random.default_rng(seed)
     q = rng.standard_normal((length, case.key_heads, case.key_dim))
     k = rng.standard_normal((length, case.key_heads, case.key_dim))
@@ -88,7 +106,8 @@ def inputs(case: Case, length: int, seed: int = 0) -> tuple[np.ndarray, ...]:
     beta = rng.random((length, case.heads)) if case.beta is None else None
     if beta is None:
         beta = np.full((length, case.heads), case.beta)
-    return tuple(x.astype(np.float32) for x in (q, k, v, g, beta))
+    q, k, v, g, beta = (x.astype(np.float32) for x in (q, k, v, g, beta))
+    return q, k, v, g, beta
 
 
 def state_of(case: Case, seed: int = 1) -> np.ndarray:
@@ -150,8 +169,8 @@ def test_ragged_batch_equals_each_sequence_alone(
     lengths = (70, 1, 0, 64, 33)
     starts = np.cumsum((0, *lengths))
     given = inputs(case, 192)  # 24 rows of padding behind the last sequence
-    given = tuple(jnp.asarray(y, dtype if n < 3 else y.dtype) for n, y in enumerate(given))
-    x = tuple(np.asarray(y.astype(jnp.float32)) for y in given)
+    given = as_dtype(given, dtype)
+    x = as_float32(given)
     pool = poisoned_pool(case, slots=9)
     pool[5, 1], pool[6, 1] = state_of(case), state_of(case, 2)
     # sequence 0 leaves states at 20 and 64; sequence 2 passes its state through
@@ -166,14 +185,15 @@ def test_ragged_batch_equals_each_sequence_alone(
     begin = (state_of(case), None, state_of(case, 2), None, state_of(case))
     end_slot = (2, 3, 4, 7, None)
     for n, length in enumerate(lengths):
-        part = tuple(y[starts[n] : starts[n] + length] for y in x)
+        part = each(lambda y, n=n, size=length: y[starts[n] : starts[n] + size], x)
         expected, state = oracle.gated_delta_rule(*part, begin[n])
         if length:
             assert_close(f"o of {n}", o[starts[n] : starts[n + 1]], expected, bound)
         if end_slot[n] is not None:
             assert_close(f"state of {n}", after[end_slot[n], 1], state, bound)
     for depth, slot in ((20, 0), (64, 1)):
-        _, state = oracle.gated_delta_rule(*(y[:depth] for y in x), begin[0])
+        begun = each(lambda y, depth=depth: y[:depth], x)
+        _, state = oracle.gated_delta_rule(*begun, begin[0])
         assert_close(f"state at {depth}", after[slot, 1], state, bound)
     np.testing.assert_array_equal(after[5], pool[5])  # sources are only read
     assert np.isnan(after[:, 0]).all()  # the other layer is untouched
@@ -202,7 +222,7 @@ def test_decode_updates_slots_in_place(case: Case, implementation: str) -> None:
     slots = jnp.array([4, NO_SLOT, 1], jnp.int32)
     o, after = decode[implementation](*tokens, pool, layer=1, slots=slots)
     for row, slot in ((0, 4), (2, 1)):
-        part = tuple(y[row : row + 1] for y in tokens)
+        part = each(lambda y, row=row: y[row : row + 1], tokens)
         expected, state = oracle.gated_delta_rule(*part, states[slot])
         assert_close("o", o[row], expected[0], F32_BOUND)
         assert_close("state", after[slot, 1], state, F32_BOUND)
