@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 from types import ModuleType
 
-from . import model
+from . import kernels, model
 
-SUITES: dict[str, ModuleType] = {"model": model}
+SUITES: dict[str, ModuleType] = {"kernels": kernels, "model": model}
 
 
 def main() -> None:

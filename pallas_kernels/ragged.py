@@ -23,7 +23,8 @@ class Segments(NamedTuple):
 
     `load[i]` is the pool slot holding the state before its first token, NO_SLOT for zeros or
     CONTINUE; `store[i]` the slot that receives the state after its last token, or NO_SLOT.
-    Unused trailing segments are empty, with NO_SLOT in both. Slots stored to are distinct.
+    Unused trailing segments are empty, with NO_SLOT in both. Slots stored to are distinct, and a
+    slot stored to is loaded by no other chain of CONTINUEs.
     """
 
     cu: Int32[Array, " G1"]
@@ -86,6 +87,35 @@ def make_tiles(
     cell = (starts[token_segment] + row // tile) * tile + row % tile
     first = (index == starts[segment]) & (index < ends[-1])
     return Tiles(tokens, valid, segment, first, jnp.clip(cell, 0, count * tile - 1))
+
+
+class TileRanges(NamedTuple):
+    """The same tiles as `make_tiles` makes, described by ranges for kernels to read."""
+
+    start: Int32[Array, " N"]  # packed index of the tile's first token
+    rows: Int32[Array, " N"]  # tokens in it; 0 in unused tiles
+    of_segment: Int32[Array, " G1"]  # tiles of segment i are of_segment[i]:of_segment[i + 1]
+
+
+def make_tile_ranges(cu: Int32[Array, " G1"], size: int, tile: int) -> TileRanges:
+    lengths = cu[1:] - cu[:-1]
+    ends = jnp.cumsum(-(-lengths // tile), dtype=jnp.int32)
+    starts = jnp.pad(ends, (1, 0))
+    index = jnp.arange(-(-size // tile) + lengths.shape[0], dtype=jnp.int32)
+    segment = _find(ends[:-1], index)
+    offset = (index - starts[segment]) * tile
+    rows = jnp.where(index < ends[-1], jnp.clip(lengths[segment] - offset, 0, tile), 0)
+    return TileRanges(jnp.where(rows > 0, cu[segment] + offset, 0), rows, starts)
+
+
+def chain_end(segments: Segments) -> Int32[Array, " G"]:
+    """For a segment that starts a chain, the index behind the chain's last segment; for one that
+    continues another, its own index: a loop over the chains visits each segment once."""
+    count = segments.load.shape[0]
+    index = jnp.arange(count, dtype=jnp.int32)
+    starts = jnp.where(segments.load == CONTINUE, count, index)
+    behind = jax.lax.cummin(jnp.pad(starts[1:], (0, 1), constant_values=count), reverse=True)
+    return jnp.where(segments.load == CONTINUE, index, behind)
 
 
 def gather_slots(pool: Array, slots: Int32[Array, " N"], layer: int) -> Array:

@@ -1,11 +1,7 @@
 """Gated delta rule: per-head decay (GDN) and per-channel decay (KDA)."""
 
-from .reference import (
-    chunk_gated_delta_rule,
-    decode_gated_delta_rule,
-    ragged_gated_delta_rule,
-    recurrent_gated_delta_rule,
-)
+from .api import decode_gated_delta_rule, ragged_gated_delta_rule
+from .reference import chunk_gated_delta_rule, recurrent_gated_delta_rule
 
 __all__ = [
     "chunk_gated_delta_rule",

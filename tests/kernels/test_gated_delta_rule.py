@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +26,7 @@ from ..assertions import assert_close
 from . import oracle
 
 F32_BOUND = 1e-5  # relative RMS
+BF16_BOUND = 5e-3
 
 
 @dataclass(frozen=True)
@@ -42,7 +45,7 @@ class Case:
 
 CASES = (
     Case("gdn"),
-    Case("gdn-no-group", key_heads=3, heads=3, key_dim=24, value_dim=8),
+    Case("gdn-no-group", key_heads=3, heads=3, key_dim=48, value_dim=16),
     Case("kda", key_heads=2, heads=2, per_channel=True),
     Case("gdn-strong-decay", decay="strong"),
     Case("kda-strong-decay", key_heads=2, heads=2, per_channel=True, decay="strong"),
@@ -66,7 +69,25 @@ CASES = (
 IDS = [case.name for case in CASES]
 
 
-def inputs(case: Case, length: int, seed: int = 0) -> tuple[np.ndarray, ...]:
+Five = tuple[Any, Any, Any, Any, Any]  # q, k, v, g, beta
+
+
+def each(change: Callable[[Any], Any], x: Five) -> Five:
+    q, k, v, g, beta = map(change, x)
+    return q, k, v, g, beta
+
+
+def as_dtype(x: Five, dtype: Any) -> Five:
+    """As an op gets them: q, k and v in the model's type, gates in float32."""
+    q, k, v, g, beta = map(jnp.asarray, x)
+    return q.astype(dtype), k.astype(dtype), v.astype(dtype), g, beta
+
+
+def as_float32(x: Five) -> Five:
+    return each(lambda y: np.asarray(y.astype(jnp.float32)), x)
+
+
+def inputs(case: Case, length: int, seed: int = 0) -> Five:
     rng = np.random.default_rng(seed)
     q = rng.standard_normal((length, case.key_heads, case.key_dim))
     k = rng.standard_normal((length, case.key_heads, case.key_dim))
@@ -85,7 +106,8 @@ def inputs(case: Case, length: int, seed: int = 0) -> tuple[np.ndarray, ...]:
     beta = rng.random((length, case.heads)) if case.beta is None else None
     if beta is None:
         beta = np.full((length, case.heads), case.beta)
-    return tuple(x.astype(np.float32) for x in (q, k, v, g, beta))
+    q, k, v, g, beta = (x.astype(np.float32) for x in (q, k, v, g, beta))
+    return q, k, v, g, beta
 
 
 def state_of(case: Case, seed: int = 1) -> np.ndarray:
@@ -95,8 +117,17 @@ def state_of(case: Case, seed: int = 1) -> np.ndarray:
 
 chunk = jax.jit(chunk_gated_delta_rule)
 recurrent = jax.jit(recurrent_gated_delta_rule)
-ragged = jax.jit(ragged_gated_delta_rule, static_argnames="chunk_size")
-decode = jax.jit(decode_gated_delta_rule)
+
+
+def compiled(op: Callable[..., Any], implementation: str) -> Callable[..., Any]:
+    """The op in one implementation; kernels are interpreted."""
+    options = {"implementation": implementation, "interpret": implementation == "pallas"}
+    return jax.jit(functools.partial(op, **options), static_argnames="layer")
+
+
+IMPLEMENTATIONS = ("xla", "pallas")
+ragged = {name: compiled(ragged_gated_delta_rule, name) for name in IMPLEMENTATIONS}
+decode = {name: compiled(decode_gated_delta_rule, name) for name in IMPLEMENTATIONS}
 
 
 @pytest.mark.parametrize("case", CASES, ids=IDS)
@@ -124,12 +155,22 @@ def poisoned_pool(case: Case, slots: int, layers: int = 2) -> np.ndarray:
     return np.full(shape, np.nan, np.float32)
 
 
+@pytest.mark.parametrize(
+    "implementation, dtype",
+    [("xla", jnp.float32), ("pallas", jnp.float32), ("pallas", jnp.bfloat16)],
+    ids=["xla-f32", "pallas-f32", "pallas-bf16"],
+)
 @pytest.mark.parametrize("case", CASES, ids=IDS)
-def test_ragged_batch_equals_each_sequence_alone(case: Case) -> None:
+def test_ragged_batch_equals_each_sequence_alone(
+    case: Case, implementation: str, dtype: Any
+) -> None:
     """Packed sequences, one empty, one cut at interior depths; unwritten slots hold NaN."""
+    bound = case.bound if dtype == jnp.float32 else BF16_BOUND
     lengths = (70, 1, 0, 64, 33)
     starts = np.cumsum((0, *lengths))
-    x = inputs(case, 192)  # 24 rows of padding behind the last sequence
+    given = inputs(case, 192)  # 24 rows of padding behind the last sequence
+    given = as_dtype(given, dtype)
+    x = as_float32(given)
     pool = poisoned_pool(case, slots=9)
     pool[5, 1], pool[6, 1] = state_of(case), state_of(case, 2)
     # sequence 0 leaves states at 20 and 64; sequence 2 passes its state through
@@ -137,23 +178,26 @@ def test_ragged_batch_equals_each_sequence_alone(case: Case) -> None:
     load = np.array([5, CONTINUE, CONTINUE, NO_SLOT, 6, NO_SLOT, 5, NO_SLOT], np.int32)
     store = np.array([0, 1, 2, 3, 4, 7, NO_SLOT, NO_SLOT], np.int32)
     segments = Segments(*map(jnp.asarray, (cu, load, store)))
-    o, after = ragged(*x, pool, 1, segments)
-    o, after = np.asarray(o), np.asarray(after)
+    o, after = ragged[implementation](*given, pool, layer=1, segments=segments)
+    assert o.dtype == dtype
+    o, after = np.asarray(o.astype(jnp.float32)), np.asarray(after)
 
     begin = (state_of(case), None, state_of(case, 2), None, state_of(case))
     end_slot = (2, 3, 4, 7, None)
     for n, length in enumerate(lengths):
-        part = tuple(y[starts[n] : starts[n] + length] for y in x)
+        part = each(lambda y, n=n, size=length: y[starts[n] : starts[n] + size], x)
         expected, state = oracle.gated_delta_rule(*part, begin[n])
         if length:
-            assert_close(f"o of {n}", o[starts[n] : starts[n + 1]], expected, case.bound)
+            assert_close(f"o of {n}", o[starts[n] : starts[n + 1]], expected, bound)
         if end_slot[n] is not None:
-            assert_close(f"state of {n}", after[end_slot[n], 1], state, case.bound)
+            assert_close(f"state of {n}", after[end_slot[n], 1], state, bound)
     for depth, slot in ((20, 0), (64, 1)):
-        _, state = oracle.gated_delta_rule(*(y[:depth] for y in x), begin[0])
-        assert_close(f"state at {depth}", after[slot, 1], state, case.bound)
+        begun = each(lambda y, depth=depth: y[:depth], x)
+        _, state = oracle.gated_delta_rule(*begun, begin[0])
+        assert_close(f"state at {depth}", after[slot, 1], state, bound)
     np.testing.assert_array_equal(after[5], pool[5])  # sources are only read
     assert np.isnan(after[:, 0]).all()  # the other layer is untouched
+    assert np.isfinite(o).all()  # rows of padding too
 
 
 @pytest.mark.parametrize("case", CASES[::2][:2], ids=IDS[::2][:2])
@@ -167,21 +211,24 @@ def test_split_anywhere_is_whole(case: Case) -> None:
         assert_close("state", state, whole_state, 1e-6)
 
 
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize("case", CASES, ids=IDS)
-def test_decode_updates_slots_in_place(case: Case) -> None:
+def test_decode_updates_slots_in_place(case: Case, implementation: str) -> None:
     tokens = inputs(case, 3)
     pool = poisoned_pool(case, slots=6)
     states = {4: state_of(case), 1: state_of(case, 2)}
     for slot, state in states.items():
         pool[slot, 1] = state
-    o, after = decode(*tokens, pool, 1, jnp.array([4, NO_SLOT, 1], jnp.int32))
+    slots = jnp.array([4, NO_SLOT, 1], jnp.int32)
+    o, after = decode[implementation](*tokens, pool, layer=1, slots=slots)
     for row, slot in ((0, 4), (2, 1)):
-        part = tuple(y[row : row + 1] for y in tokens)
+        part = each(lambda y, row=row: y[row : row + 1], tokens)
         expected, state = oracle.gated_delta_rule(*part, states[slot])
         assert_close("o", o[row], expected[0], F32_BOUND)
         assert_close("state", after[slot, 1], state, F32_BOUND)
     untouched = [0, 2, 3, 5]
     assert np.isnan(np.asarray(after)[untouched]).all()
+    assert np.isfinite(np.asarray(o)).all()
 
 
 def test_long_decode_drifts_no_faster_than_rounding() -> None:

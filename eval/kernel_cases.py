@@ -1,0 +1,116 @@
+"""Cases of the suite `kernels`: gated delta rule over published head shapes and batch layouts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from pallas_kernels.arg_specs import HEAD_SHAPES, HeadShape
+from pallas_kernels.ragged import NO_SLOT, Segments
+
+CACHE_BYTES = 100e6  # rotate over at least this much; twice the L2 cache of the device
+
+
+class Data(NamedTuple):
+    """Inputs of one call: q, k, v, g, beta and the slots of its sequences."""
+
+    tensors: tuple[jax.Array, jax.Array, jax.Array, jax.Array, jax.Array]
+    slots: jax.Array
+
+
+@dataclass(frozen=True)
+class KernelCase:
+    """`sequences` of `length` tokens each; length 1 is a decode step."""
+
+    shape: HeadShape
+    sequences: int
+    length: int
+
+    @property
+    def decode(self) -> bool:
+        return self.length == 1
+
+    @property
+    def name(self) -> str:
+        s = self.shape
+        kind, _, heads = s.name.partition("-")
+        layout = f"{self.sequences}" if self.decode else f"{self.sequences}x{self.length}"
+        return f"{kind}_{'decode' if self.decode else 'prefill'}/{heads}/{layout}"
+
+    @property
+    def tokens(self) -> int:
+        return self.sequences * self.length
+
+    @property
+    def state_bytes(self) -> int:
+        s = self.shape
+        return 4 * self.sequences * s.heads * s.key_dim * s.value_dim
+
+    @property
+    def input_bytes(self) -> int:
+        return sum(x.size * x.dtype.itemsize for x in self.shape.inputs(self.tokens))
+
+    @property
+    def floor_bytes(self) -> int:
+        """Every input read once, outputs written once, states read and written once."""
+        v = self.shape.inputs(self.tokens)[2]
+        return self.input_bytes + v.size * v.dtype.itemsize + 2 * self.state_bytes
+
+    @property
+    def sets(self) -> int:
+        """How many input sets to rotate over. A short step needs many to fill a CUDA graph."""
+        touched = self.input_bytes + (self.state_bytes if self.decode else 0)
+        most = 16 if jax.default_backend() == "gpu" else 2
+        return int(np.clip(np.ceil(CACHE_BYTES / touched), 2, most))
+
+    def data(self, seed: int) -> Data:
+        """Random inputs on the device; decays as trained models have them, from fast to none."""
+        keys = jax.random.split(jax.random.key(seed), 5)
+        *shapes, g, beta = self.shape.inputs(self.tokens)
+        q, k, v = (jax.random.normal(keys[n], x.shape, x.dtype) for n, x in enumerate(shapes))
+        decay = -jnp.exp(jax.random.uniform(keys[3], g.shape, g.dtype, -7.0, 1.0))
+        slots = jnp.arange(self.sequences, dtype=jnp.int32) + seed * self.sequences
+        strength = jax.random.uniform(keys[4], beta.shape, beta.dtype)
+        return Data((q, k, v, decay, strength), slots)
+
+    def pool(self) -> jax.Array:
+        """Slots for every set, and one that nobody owns."""
+        shape = self.shape.pool(self.sets * self.sequences + 1)
+        return jax.random.normal(jax.random.key(99), shape.shape, shape.dtype)
+
+    def segments(self, slots: jax.Array) -> Segments:
+        """One segment a sequence, and one unused."""
+        cu = jnp.arange(self.sequences + 1, dtype=jnp.int32) * self.length
+        return Segments(
+            jnp.append(cu, cu[-1]), jnp.append(slots, NO_SLOT), jnp.append(slots, NO_SLOT)
+        )
+
+
+def all_cases() -> list[KernelCase]:
+    layouts = [(1, 2048), (1, 8192), (1, 32768), (4, 8192), (8, 1024)]
+    names = ("gdn-16x32x128", "kda-32x32x128")
+    cases = [KernelCase(HEAD_SHAPES[name], *layout) for name in names for layout in layouts]
+    wide = HEAD_SHAPES["gdn-16x48x128"]
+    cases += [KernelCase(wide, *layout) for layout in layouts[:3]]
+    cases += [KernelCase(HEAD_SHAPES["gdn-30x30x96x192"], 1, 8192)]
+    cases += [KernelCase(HEAD_SHAPES[name], n, 1) for name in names for n in (1, 32, 128, 256)]
+    return cases
+
+
+def tiny_cases() -> list[KernelCase]:
+    """For a dry run in interpret mode."""
+    gdn = HeadShape("gdn-1x2x32", 1, 2, 32, 32)
+    kda = HeadShape("kda-2x2x32", 2, 2, 32, 32, per_channel=True)
+    return [KernelCase(s, n, t) for s in (gdn, kda) for n, t in ((2, 70), (2, 1))]
+
+
+def relative_rms(value: Any, reference: Any) -> float:
+    """Computed on the device; inf where the value is not finite."""
+    value, reference = value.astype(jnp.float32), reference.astype(jnp.float32)
+    error = jnp.sqrt(jnp.mean(jnp.square(value - reference)))
+    ratio = float(error / jnp.maximum(jnp.sqrt(jnp.mean(jnp.square(reference))), 1e-30))
+    return ratio if np.isfinite(ratio) else float("inf")

@@ -1,0 +1,169 @@
+"""Suite `kernels`: device time of the gated delta rule, checked first, beside its peers.
+
+Arms: `pallas`, `xla` (the reference form), `fla` (flash-linear-attention, when importable) and
+`floor` (every byte moved once, at the rate of a copy measured in the same run). A kernel whose
+check against the reference is red gets no time.
+"""
+
+from __future__ import annotations
+
+import argparse
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from pallas_kernels.gated_delta_rule import decode_gated_delta_rule, ragged_gated_delta_rule
+
+from . import fla_peer
+from .device_time import REPEAT, Loop, copy_rate
+from .kernel_cases import Data, KernelCase, all_cases, relative_rms, tiny_cases
+from .kernel_variants import Variant, variants
+from .results import Result, ResultsFile
+
+BOUND = 5e-3  # relative RMS, bf16 inputs against float32 arithmetic
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR")
+    parser.add_argument("--cases", default="", metavar="TEXT,...", help="parts of case names")
+    parser.add_argument("--arms", default="pallas,xla,fla", metavar="ARM,...")
+    parser.add_argument("--variants", action="store_true", help="time tunings, not arms")
+    parser.add_argument("--dry-run", action="store_true", help="tiny cases, interpreted")
+
+
+def run(args: argparse.Namespace) -> None:
+    if not args.dry_run and jax.default_backend() != "gpu":
+        raise ValueError("times of kernels need a GPU; --dry-run interprets tiny cases")
+    results = ResultsFile(args.out)
+    cases = tiny_cases() if args.dry_run else all_cases()
+    wanted = [part for part in args.cases.split(",") if part]
+    cases = [c for c in cases if not wanted or any(part in c.name for part in wanted)]
+    rate = copy_rate(1 << 20 if args.dry_run else 1 << 31)
+    results.append(Result("kernels", "copy", "xla", "rate", rate / 1e12, "TB/s", REPEAT))
+    print(f"copy {rate / 1e12:.2f} TB/s", flush=True)
+    if args.variants:
+        _run_variants(cases, results, args.dry_run)
+    else:
+        _run_arms(cases, results, rate, args.arms.split(","), args.dry_run)
+
+
+def op(case: KernelCase, pool: Any, data: Data, implementation: Any, interpret: bool) -> Any:
+    """(o, pool)"""
+    options = {"implementation": implementation, "interpret": interpret}
+    if case.decode:
+        return decode_gated_delta_rule(*data.tensors, pool, 0, data.slots, **options)
+    segments = case.segments(data.slots)
+    return ragged_gated_delta_rule(*data.tensors, pool, 0, segments, **options)
+
+
+def check(case: KernelCase, interpret: bool) -> float:
+    """The larger relative RMS of outputs and states, against float32 arithmetic in XLA."""
+    data, pool = case.data(0), case.pool()
+    q, k, v, g, beta = (x.astype(jnp.float32) for x in data.tensors)
+    wide = Data((q, k, v, g, beta), data.slots)
+    run = jax.jit(op, static_argnums=(0, 3, 4))
+    o, after = run(case, pool, data, "pallas", interpret)
+    expected, expected_after = run(case, pool, wide, "xla", False)
+    slots = data.slots
+    return max(relative_rms(o, expected), relative_rms(after[slots, 0], expected_after[slots, 0]))
+
+
+def _loop(case: KernelCase, implementation: str, expected: float, interpret: bool) -> Loop:
+    sets = [case.data(seed) for seed in range(case.sets)]
+
+    def step(pool: Any, data: Data) -> Any:
+        return op(case, pool, data, implementation, interpret)
+
+    def keep_output(carry: Any, data: Data) -> Any:
+        o, pool = step(carry[1], data)
+        return o, pool
+
+    v = sets[0].tensors[2]
+    return Loop(keep_output, sets, (jnp.zeros_like(v), case.pool()), expected)
+
+
+def _compile(loops: list[Loop]) -> None:
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(Loop.compile, loops))
+
+
+def _run_arms(
+    cases: list[KernelCase], results: ResultsFile, rate: float, arms: list[str], interpret: bool
+) -> None:
+    table: dict[str, dict[str, float]] = {}
+    for case in cases:
+        floor = case.floor_bytes / rate
+        times = table.setdefault(case.name, {"floor": floor})
+        error = check(case, interpret)
+        results.append(Result("kernels", case.name, "pallas", "error", error, "relative RMS", 1))
+        red = error > BOUND
+        print(f"{case.name:32} error {error:.1e}{' RED: no time' if red else ''}", flush=True)
+        ours = {"pallas": 6 * floor, "xla": 60 * floor}
+        loops = {
+            arm: _loop(case, arm, ours[arm], interpret)
+            for arm in ours
+            if arm in arms and not (red and arm == "pallas")
+        }
+        _compile(list(loops.values()))
+        for arm, loop in loops.items():
+            times[arm] = loop.seconds()
+        loops.clear()
+        if "fla" in arms and fla_peer.available():
+            try:
+                times["fla"] = fla_peer.seconds(case, 12 * floor)
+            except Exception as error:  # a peer's failure must not lose our numbers
+                print(f"{case.name:32} fla failed: {error!r:.300}", flush=True)
+        for arm, value in times.items():
+            results.append(Result("kernels", case.name, arm, "time", 1e3 * value, "ms", REPEAT))
+        print(_row(case.name, times), flush=True)
+    print("\n" + _row("", {}))
+    for name, times in table.items():
+        print(_row(name, times))
+
+
+COLUMNS = ("pallas", "xla", "fla", "floor")
+
+
+def _row(name: str, times: dict[str, float]) -> str:
+    if not times:
+        heads = "".join(f"{column:>11}" for column in COLUMNS)
+        return f"{'device time, ms':32}{heads}    fla/pallas  pallas/floor"
+    cells = "".join(f"{1e3 * times[c]:11.4f}" if c in times else f"{'-':>11}" for c in COLUMNS)
+    ours = times.get("pallas")
+    against = f"{times['fla'] / ours:14.2f}" if ours and "fla" in times else f"{'-':>14}"
+    return f"{name:32}{cells}{against}" + (f"{ours / times['floor']:14.1f}" if ours else "")
+
+
+def _run_variants(cases: list[KernelCase], results: ResultsFile, interpret: bool) -> None:
+    for case in cases:
+        found: list[tuple[float, Variant]] = []
+        batch = variants(case, interpret)
+        with ThreadPoolExecutor(8) as threads:
+            loops = list(threads.map(_try_compile, batch))
+        for variant, loop in zip(batch, loops, strict=True):
+            if loop is None:
+                continue
+            try:
+                seconds = loop.seconds()
+            except Exception as error:
+                print(f"  {variant.kernel} {variant.label}: {error!r:.200}", flush=True)
+                continue
+            found.append((seconds, variant))
+            name = f"{variant.kernel}: {variant.tuning}"
+            results.append(Result("kernels", case.name, name, "time", 1e3 * seconds, "ms", REPEAT))
+        print(f"{case.name}", flush=True)
+        for seconds, variant in sorted(found, key=lambda pair: (pair[1].kernel, pair[0])):
+            print(f"  {variant.kernel:8} {1e3 * seconds:9.4f} ms  {variant.label}", flush=True)
+
+
+def _try_compile(variant: Variant) -> Loop | None:
+    try:
+        loop = variant.loop()
+        loop.compile()
+    except Exception as error:  # too much shared memory, for one
+        print(f"  {variant.kernel} {variant.label}: {error!r:.200}", flush=True)
+        return None
+    return loop

@@ -1,0 +1,60 @@
+"""Head shapes of published models, shared by tests, compile checks and benchmarks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.typing import DTypeLike
+
+from .ragged import Segments
+
+
+@dataclass(frozen=True)
+class HeadShape:
+    name: str
+    key_heads: int
+    heads: int
+    key_dim: int
+    value_dim: int
+    per_channel: bool = False
+
+    def inputs(
+        self, tokens: int, dtype: DTypeLike = jnp.bfloat16
+    ) -> tuple[jax.ShapeDtypeStruct, ...]:
+        """q, k, v, g, beta."""
+        keys = (tokens, self.key_heads, self.key_dim)
+        gates = (tokens, self.heads)
+        decays = (*gates, self.key_dim) if self.per_channel else gates
+        shapes = (
+            (keys, dtype),
+            (keys, dtype),
+            ((tokens, self.heads, self.value_dim), dtype),
+            (decays, jnp.float32),
+            (gates, jnp.float32),
+        )
+        return tuple(jax.ShapeDtypeStruct(*shape) for shape in shapes)
+
+    def pool(self, slots: int, layers: int = 1) -> jax.ShapeDtypeStruct:
+        shape = (slots, layers, self.heads, self.key_dim, self.value_dim)
+        return jax.ShapeDtypeStruct(shape, jnp.float32)
+
+
+HEAD_SHAPES = {
+    shape.name: shape
+    for shape in (
+        HeadShape("gdn-16x32x128", 16, 32, 128, 128),  # Qwen3.5-4B
+        HeadShape("gdn-16x48x128", 16, 48, 128, 128),  # Qwen3.6-27B
+        HeadShape("kda-32x32x128", 32, 32, 128, 128, per_channel=True),  # Kimi-Linear
+        HeadShape("gdn-30x30x96x192", 30, 30, 96, 192),  # OLMo-Hybrid
+    )
+}
+
+
+def segments_shape(count: int) -> Segments:
+    """Abstract segments, for lowering without data."""
+    cu: Any = jax.ShapeDtypeStruct((count + 1,), jnp.int32)
+    one: Any = jax.ShapeDtypeStruct((count,), jnp.int32)
+    return Segments(cu, one, one)

@@ -1,0 +1,50 @@
+"""How the kernels of a prefill are cut. Block sizes change speed, never results' meaning."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import jax.numpy as jnp
+from jax.typing import DTypeLike
+
+from ..triton import Products
+
+
+@dataclass(frozen=True)
+class PrefillTuning:
+    """`products` is the precision of every matrix product but those of the inverse, and decides
+    in which type the kernels hand tiles to each other."""
+
+    products: Products = "f16"
+    inverse_products: Products = "tf32"
+    leaf_products: Products = "tf32"  # factors from exp(-72) to exp(72): not for float16
+    chunk: int = 64
+    inverse_leaf: int = 16  # rows solved by substitution; larger blocks by matrix products
+    decay_leaf: int = 16  # KDA: rows whose decays share one anchor; see products_per_channel
+    key_block: int = 32  # KDA: key channels taken at a time
+    prepare_warps: int = 8
+    value_block: int = 32
+    scan_warps: int = 4
+    scan_stages: int = 2
+    transposed: bool = False  # carry S^T in registers as the left operand of every product
+
+    @property
+    def tile_dtype(self) -> DTypeLike:
+        return {"f16": jnp.float16, "bf16": jnp.bfloat16}.get(self.products, jnp.float32)
+
+    def with_value_block(self, width: int) -> PrefillTuning:
+        return replace(self, value_block=width)
+
+    @classmethod
+    def default(cls, dtype: DTypeLike) -> PrefillTuning:
+        """bf16 inputs: 5e-3 relative RMS against float64. float32 inputs: 1e-5."""
+        if dtype == jnp.bfloat16:
+            return cls()
+        return cls(
+            products="tf32x3",
+            inverse_products="tf32x3",
+            leaf_products="tf32x3",
+            decay_leaf=4,
+            scan_warps=8,
+            scan_stages=1,
+        )

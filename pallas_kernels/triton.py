@@ -1,0 +1,108 @@
+"""What every Pallas-Triton kernel here needs: launch, block sizes, matrix products.
+
+Triton arrays have power-of-two sizes, and a value cannot be sliced. So a dimension such as 96 is
+held as a list of power-of-two blocks (64 and 32), each loaded by itself: no lane is wasted on
+padding and nothing is masked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import triton as plt
+
+Implementation = Literal["pallas", "xla"]
+Products = Literal["bf16", "f16", "tf32", "tf32x3"]
+
+MAX_BLOCK = 128  # of a dimension held in registers
+
+
+def use_pallas(implementation: Implementation | None) -> bool:
+    """None: Pallas where the default backend is an NVIDIA GPU, XLA elsewhere."""
+    if implementation not in (None, "pallas", "xla"):
+        raise ValueError(f"implementation is {implementation!r}; expected 'pallas', 'xla' or None")
+    if implementation is None:
+        return jax.default_backend() == "gpu" and "NVIDIA" in jax.devices()[0].device_kind
+    return implementation == "pallas"
+
+
+def power_of_two_blocks(size: int, largest: int = MAX_BLOCK) -> tuple[tuple[int, int], ...]:
+    """(offset, width) of power-of-two blocks, wide ones first: 96 is (0, 64), (64, 32)."""
+    blocks, offset = [], 0
+    while offset < size:
+        width = min(largest, 1 << ((size - offset).bit_length() - 1))
+        blocks.append((offset, width))
+        offset += width
+    return tuple(blocks)
+
+
+def dividing_block(size: int, largest: int) -> int:
+    """The largest power of two that divides `size` and is at most `largest`."""
+    return min(size & -size, largest)
+
+
+@dataclass(frozen=True)
+class Dot:
+    """a @ b on the tensor cores, accumulated in float32.
+
+    bf16 keeps 8 bits of the operands, f16 and tf32 11 (f16 between 6e-5 and 65504, at twice the
+    rate); tf32x3 is about float32. (HIGHEST would not use the tensor cores at all.) Interpreted,
+    float32 operands are multiplied exactly.
+    """
+
+    products: Products
+    interpret: bool = False
+
+    def __call__(self, a: Array, b: Array, *, ta: bool = False, tb: bool = False) -> Array:
+        precision: Any = None
+        if self.products in ("bf16", "f16"):
+            half = jnp.bfloat16 if self.products == "bf16" else jnp.float16
+            a, b = a.astype(half), b.astype(half)
+        else:
+            a, b = a.astype(jnp.float32), b.astype(jnp.float32)
+            if self.interpret:
+                precision = lax.Precision.HIGHEST
+            elif self.products == "tf32x3":
+                precision = lax.DotAlgorithmPreset.TF32_TF32_F32_X3
+            else:
+                precision = lax.Precision.DEFAULT
+        contract = ((0 if ta else 1,), (1 if tb else 0,))
+        return lax.dot_general(
+            a, b, (contract, ((), ())), precision=precision, preferred_element_type=jnp.float32
+        )
+
+
+def iota(shape: tuple[int, ...], dimension: int) -> Array:
+    return lax.broadcasted_iota(jnp.int32, shape, dimension)
+
+
+def triton_call(
+    kernel: Callable[..., None],
+    name: str,
+    grid: tuple[int, ...],
+    out_shape: tuple[jax.ShapeDtypeStruct, ...],
+    *,
+    warps: int,
+    stages: int = 1,
+    aliases: dict[int, int] | None = None,
+    interpret: bool = False,
+) -> Callable[..., tuple[Array, ...]]:
+    """A kernel over whole arrays in device memory; the first grid axis runs fastest.
+
+    Compiler parameters are always given: they are what selects Triton on every version of JAX.
+    """
+    return pl.pallas_call(
+        kernel,
+        grid=grid,
+        out_shape=out_shape,
+        input_output_aliases=aliases or {},
+        interpret=interpret,
+        name=name,
+        compiler_params=plt.CompilerParams(num_warps=warps, num_stages=stages),
+    )

@@ -1,0 +1,158 @@
+"""The Pallas kernels alone: lengths, tunings, determinism, and lowering for CUDA."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pallas_kernels import NO_SLOT, Segments, decode_gated_delta_rule, ragged_gated_delta_rule
+from pallas_kernels.arg_specs import HEAD_SHAPES, HeadShape, segments_shape
+from pallas_kernels.gated_delta_rule.decode import DecodeTuning, decode
+from pallas_kernels.gated_delta_rule.prefill import ragged_prefill
+from pallas_kernels.gated_delta_rule.tuning import PrefillTuning
+
+from ..assertions import assert_close
+from . import oracle
+from .test_gated_delta_rule import (
+    BF16_BOUND,
+    F32_BOUND,
+    Case,
+    as_dtype,
+    as_float32,
+    each,
+    inputs,
+    state_of,
+)
+
+GDN = Case("gdn", key_heads=1, heads=2, key_dim=32, value_dim=32)
+KDA = Case("kda", key_heads=1, heads=1, per_channel=True, key_dim=32)
+BF16 = PrefillTuning.default(jnp.bfloat16)
+
+
+@functools.cache
+def compiled(tuning: PrefillTuning | None) -> Callable[..., Any]:
+    return jax.jit(functools.partial(ragged_prefill, tuning=tuning, interpret=True))
+
+
+def prefill(case: Case, length: int, dtype: Any, tuning: PrefillTuning | None = None) -> Any:
+    """(o, state, expected o, expected state) of one sequence from slot 0 to slot 1."""
+    x = as_dtype(inputs(case, 150), dtype)  # one shape, whatever the length
+    start = state_of(case)
+    pool = np.full((3, 1, *start.shape), np.nan, np.float32)
+    pool[0, 0] = start
+    segments = Segments(*(jnp.array(y, jnp.int32) for y in ([0, length], [0], [1])))
+    o, after = compiled(tuning)(*x, pool, 0, segments)
+    expected = oracle.gated_delta_rule(*each(lambda y: y[:length], as_float32(x)), start)
+    return o[:length].astype(jnp.float32), after[1, 0], *expected
+
+
+@pytest.mark.parametrize("length", [1, 15, 16, 17, 63, 65, 150])
+@pytest.mark.parametrize("case", [GDN, KDA], ids=["gdn", "kda"])
+def test_any_length(case: Case, length: int) -> None:
+    o, state, expected, expected_state = prefill(case, length, jnp.float32)
+    assert_close("o", o, expected, F32_BOUND)
+    assert_close("state", state, expected_state, F32_BOUND)
+
+
+@pytest.mark.parametrize(
+    "case, tuning",
+    [
+        (GDN, replace(BF16, transposed=True)),
+        (GDN, replace(BF16, inverse_leaf=1, value_block=16)),
+        (replace(GDN, key_dim=96, value_dim=48), BF16),  # blocks of 64 and 32
+        (KDA, replace(BF16, transposed=True, key_block=16)),
+        (KDA, replace(BF16, decay_leaf=1)),
+        (replace(KDA, decay="strong"), replace(BF16, decay_leaf=8)),
+    ],
+)
+def test_tunings_change_no_result(case: Case, tuning: PrefillTuning) -> None:
+    o, state, expected, expected_state = prefill(case, 100, jnp.bfloat16, tuning)
+    assert_close("o", o, expected, BF16_BOUND)
+    assert_close("state", state, expected_state, BF16_BOUND)
+
+
+@pytest.mark.parametrize("size", [1e-18, 1e18], ids=["small", "large"])
+def test_values_of_any_size(size: float) -> None:
+    """float16 tiles hold values in units of the largest."""
+    case = GDN
+    q, k, v, g, beta = inputs(case, 70)
+    v = v * np.float32(size)
+    x = as_dtype((q, k, v, g, beta), jnp.bfloat16)
+    pool = jnp.zeros((2, 1, case.heads, case.key_dim, case.value_dim), jnp.float32)
+    segments = Segments(*(jnp.array(y, jnp.int32) for y in ([0, 70], [NO_SLOT], [0])))
+    o, after = ragged_prefill(*x, pool, 0, segments, interpret=True)
+    expected, state = oracle.gated_delta_rule(*as_float32(x))
+    assert_close("o", o.astype(jnp.float32), expected, BF16_BOUND)
+    assert_close("state", after[0, 0], state, BF16_BOUND)
+
+
+@pytest.mark.parametrize("case", [GDN, KDA], ids=["gdn", "kda"])
+def test_runs_are_identical(case: Case) -> None:
+    first, second = (prefill(case, 70, jnp.bfloat16)[:2] for _ in range(2))
+    for one, other in zip(first, second, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("shape", [(96, 192), (192, 96), (64, 256)])
+@pytest.mark.parametrize("per_channel", [False, True], ids=["gdn", "kda"])
+def test_decode_of_unequal_dims(shape: tuple[int, int], per_channel: bool) -> None:
+    case = Case(
+        "decode",
+        key_heads=1,
+        heads=1,
+        key_dim=shape[0],
+        value_dim=shape[1],
+        per_channel=per_channel,
+    )
+    start = state_of(case)
+    x = each(jnp.asarray, inputs(case, 1))
+    tuning = DecodeTuning(value_block=32, evict_first=True)
+    slots = jnp.array([1], jnp.int32)
+    pool = jnp.stack([start * jnp.nan, start])[:, None]
+    o, after = decode(*x, pool, 0, slots, tuning=tuning, interpret=True)
+    expected, state = oracle.gated_delta_rule(*x, start)
+    assert_close("o", o, expected, F32_BOUND)
+    assert_close("state", after[1, 0], state, F32_BOUND)
+
+
+def lower_for_cuda(function: Callable[..., Any], *avals: Any) -> str:
+    """Lowered on a machine without a GPU; from jax 0.11 the device must be named."""
+    context: Any = contextlib.nullcontext()
+    if tuple(map(int, jax.__version__.split(".")[:2])) >= (0, 11):
+        device = jax.sharding.AbstractDevice("NVIDIA H200", 1, "cuda")
+        mesh = jax.sharding.AbstractMesh((), (), abstract_device=device)
+        context = jax.sharding.use_abstract_mesh(mesh)
+    with context:
+        return jax.jit(function).trace(*avals).lower(lowering_platforms=("cuda",)).as_text()
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16], ids=["f32", "bf16"])
+@pytest.mark.parametrize("shape", HEAD_SHAPES.values(), ids=list(HEAD_SHAPES))
+def test_lowers_for_cuda(shape: HeadShape, dtype: Any) -> None:
+    ragged = functools.partial(ragged_gated_delta_rule, implementation="pallas")
+    step = functools.partial(decode_gated_delta_rule, implementation="pallas")
+    layer = jax.ShapeDtypeStruct((), jnp.int32)
+    text = lower_for_cuda(
+        ragged, *shape.inputs(1000, dtype), shape.pool(9, 2), layer, segments_shape(4)
+    )
+    assert text.count("__gpu$xla.gpu.triton") == 2
+    slots = jax.ShapeDtypeStruct((32,), jnp.int32)
+    text = lower_for_cuda(step, *shape.inputs(32, dtype), shape.pool(33, 2), layer, slots)
+    assert text.count("__gpu$xla.gpu.triton") == 1
+
+
+def test_uncovered_shapes_are_refused_by_name() -> None:
+    x = inputs(Case("odd", key_dim=24), 1)
+    pool = jnp.zeros((2, 1, 4, 24, 32))
+    slots = jnp.zeros(1, jnp.int32)
+    with pytest.raises(NotImplementedError, match="key dim 24"):
+        decode_gated_delta_rule(*x, pool, 0, slots, implementation="pallas", interpret=True)
+    decode_gated_delta_rule(*x, pool, 0, slots)  # XLA takes any
