@@ -155,9 +155,12 @@ def _scan_loop(
 
     def make() -> Loop:
         data = case.data(0)
-        prepared = jax.jit(
-            lambda data: prepare(*data.tensors, ranges(data)[1], tuning, interpret=interpret)
-        )(data)
+
+        def prepared_of(data: Data) -> Any:
+            _, tiles = ranges(data)
+            return prepare(*data.tensors, tiles, tuning, interpret=interpret)
+
+        prepared = jax.jit(prepared_of)(data)
         carry = (jnp.zeros_like(data.tensors[2]), case.pool())
         return Loop(step, [(data, prepared)], carry, expected)
 

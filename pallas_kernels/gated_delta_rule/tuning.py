@@ -20,7 +20,7 @@ class PrefillTuning:
     leaf_products: Products = "tf32"  # factors from exp(-72) to exp(72): not for float16
     chunk: int = 64
     inverse_leaf: int = 16  # rows solved by substitution; larger blocks by matrix products
-    decay_leaf: int = 16  # KDA: rows whose decays share one anchor; see products_per_channel
+    decay_leaf: int = 16  # KDA: rows whose decays share one anchor; see channel_decay.py
     key_block: int = 32  # KDA: key channels taken at a time
     prepare_warps: int = 8
     value_block: int = 32
