@@ -33,14 +33,15 @@ def ragged_gated_delta_rule(
     layer: int,
     segments: Segments,
     *,
-    chunk_size: int = 64,
+    chunk_size: int = 32,
     precision: lax.Precision = lax.Precision.HIGHEST,
     implementation: Implementation | None = None,
     interpret: bool = False,
 ) -> tuple[Float[Array, "T H V"], Float[Array, "S L H K V"]]:
     """A packed ragged batch; states come from and go to slots of `pool[:, layer]`.
 
-    `chunk_size` and `precision` are of the XLA form; the kernels choose theirs by dtype.
+    `chunk_size` and `precision` are of the XLA form, whose chunks are short since every segment may
+    waste most of one; the kernels choose theirs by dtype.
     """
     if _choose(implementation, v, k.shape[-1]):
         return prefill.ragged_prefill(q, k, v, g, beta, pool, layer, segments, interpret=interpret)

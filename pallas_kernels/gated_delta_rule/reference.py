@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 import math
+from typing import cast
 
 import jax
 import jax.numpy as jnp
@@ -117,9 +118,14 @@ def _decayed_products_per_channel(
     return kk, qk
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
 def _unit_lower_inverse(a: Float[Array, "H C C"], precision: lax.Precision) -> Array:
-    """(I + a)^-1 for strictly lower triangular a, by doubling the inverted diagonal blocks."""
+    """(I + a)^-1 for strictly lower triangular a, with a derivative of its own."""
+    return cast(Array, _inverse(a, precision))
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
+def _inverse(a: Array, precision: lax.Precision) -> Array:
+    """By doubling the inverted diagonal blocks."""
     size = a.shape[-1]
 
     def double(inverse: Array, mask: Array) -> tuple[Array, None]:
@@ -132,7 +138,7 @@ def _unit_lower_inverse(a: Float[Array, "H C C"], precision: lax.Precision) -> A
 
 
 def _inverse_forward(a: Array, precision: lax.Precision) -> tuple[Array, Array]:
-    inverse = _unit_lower_inverse(a, precision)
+    inverse = cast(Array, _inverse(a, precision))
     return inverse, inverse
 
 
@@ -143,7 +149,7 @@ def _inverse_backward(precision: lax.Precision, inverse: Array, cotangent: Array
     return (-jnp.tril(jnp.matmul(transposed, inner, precision=precision), -1),)
 
 
-_unit_lower_inverse.defvjp(_inverse_forward, _inverse_backward)
+_inverse.defvjp(_inverse_forward, _inverse_backward)
 
 
 def _chunk_terms(
@@ -208,7 +214,9 @@ def chunk_gated_delta_rule(
         x = jnp.pad(x, [(0, pad)] + [(0, 0)] * (x.ndim - 1))
         return x.reshape(-1, chunk_size, *x.shape[1:])
 
-    terms = jax.vmap(lambda *x: _chunk_terms(*x, precision))(*map(chunks, (q, k, v, g, beta)))
+    terms = jax.vmap(functools.partial(_chunk_terms, precision=precision))(
+        *map(chunks, (q, k, v, g, beta))
+    )
     if initial_state is None:
         initial_state = jnp.zeros((v.shape[1], k.shape[-1], v.shape[-1]), v.dtype)
     state, o = lax.scan(
@@ -244,7 +252,9 @@ def ragged_gated_delta_rule(
         mask = tiles.valid.reshape(tiles.valid.shape + (1,) * (x.ndim - 1))
         return jnp.where(mask, x[tiles.tokens], 0)
 
-    terms = jax.vmap(lambda *x: _chunk_terms(*x, precision))(*map(cells, (q, k, v, g, beta)))
+    terms = jax.vmap(functools.partial(_chunk_terms, precision=precision))(
+        *map(cells, (q, k, v, g, beta))
+    )
 
     def step(carry: tuple[Array, Array], tile: tuple) -> tuple[tuple[Array, Array], Array]:
         state, ends = carry

@@ -22,10 +22,10 @@ class PrefillTuning:
     inverse_leaf: int = 16  # rows solved by substitution; larger blocks by matrix products
     decay_leaf: int = 16  # KDA: rows whose decays share one anchor; see channel_decay.py
     key_block: int = 32  # KDA: key channels taken at a time
-    prepare_warps: int = 8
+    prepare_warps: int = 4
     value_block: int = 32
     scan_warps: int = 4
-    scan_stages: int = 2
+    scan_stages: int = 3
     transposed: bool = False  # carry S^T in registers as the left operand of every product
 
     @property
@@ -45,6 +45,7 @@ class PrefillTuning:
             inverse_products="tf32x3",
             leaf_products="tf32x3",
             decay_leaf=4,
+            prepare_warps=8,
             scan_warps=8,
             scan_stages=1,
         )

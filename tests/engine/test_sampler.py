@@ -80,7 +80,7 @@ def test_draws_follow_the_distribution() -> None:
         ({"top_k": 4, "top_p": 0.7}, lambda p: _nucleus(_top(p, 4), 0.7)),
     ],
 )
-def test_truncation_keeps_exactly(fields: dict[str, float], keep: Any) -> None:
+def test_truncation_keeps_exactly(fields: dict[str, Any], keep: Any) -> None:
     logits = logits_of(1)
     expected = set(keep(softmax(logits[0, :VALID])).tolist())
     found = set(np.flatnonzero(support(logits, **fields)).tolist())

@@ -30,7 +30,7 @@ def rows(length: int) -> np.ndarray:
 
 def test_dense_starts_from_zeros() -> None:
     x = np.stack([rows(9), rows(9)])
-    y = dense_causal_conv1d(jnp.asarray(x), WEIGHT)
+    y = dense_causal_conv1d(jnp.asarray(x), jnp.asarray(WEIGHT))
     for n in range(2):
         assert_close("y", y[n], oracle.causal_conv1d(x[n], WEIGHT, ZEROS)[0], 1e-6)
 

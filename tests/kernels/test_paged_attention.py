@@ -76,8 +76,9 @@ def test_latent_keys_serve_as_values() -> None:
     keys, _, table, dense_k, _ = paged(rng, (60,), 1, 24, 24)
     q = rng.standard_normal((1, 3, 24)).astype(np.float32)
     at = np.array([59], np.int32)
+    args = (jnp.asarray(at), jnp.asarray(table))
     o = decode_paged_attention(
-        jnp.asarray(q), jnp.asarray(keys), None, 1, at, table, scale=0.2, value_dim=16
+        jnp.asarray(q), jnp.asarray(keys), None, 1, *args, scale=0.2, value_dim=16
     )
     expected = oracle.attention(q, dense_k[0], dense_k[0][..., :16], at, 0.2)
     assert_close("o", o, expected, 1e-6)
