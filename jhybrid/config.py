@@ -43,7 +43,6 @@ class LinearAttentionConfig:
     gate: Literal["softplus", "safe"] = "softplus"
     gate_lower_bound: float = -5.0
     beta_scale: float = 1.0
-    output_activation: Literal["silu", "sigmoid"] = "silu"
     norm_eps: float = 1e-6
     low_rank: int | None = None
     gate_low_rank: int | None = None

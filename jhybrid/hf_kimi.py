@@ -119,7 +119,6 @@ def _linear(
         conv_size=conv,
         gate="softplus" if bound is None else "safe",
         gate_lower_bound=-5.0 if bound is None else float(bound),
-        output_activation="sigmoid",
         norm_eps=eps,
         low_rank=dim,
         gate_low_rank=None if linear.get("use_full_rank_gate") else dim,

@@ -52,7 +52,7 @@ def cached_logits(
         lambda s: jnp.full(s.shape, jnp.nan, s.dtype_in(jnp.float32), device=_place(mesh, s)),
         specs,
     )
-    prefill, decode = _compiled(config, mesh)
+    step = _compiled(config, mesh)
     slots = (pages[:, None] * PAGE + np.arange(PAGE, dtype=np.int32)).reshape(-1)
     rows, start = [], 0
     for length in pieces:
@@ -69,7 +69,7 @@ def cached_logits(
                 jnp.array([SLOT, NO_SLOT], jnp.int32),
             ),
         )
-        out, caches = prefill(params, caches, batch)
+        out, caches = step(params, caches, batch)
         rows.append(np.asarray(out)[:length])
         start += length
     for position in range(start, size):
@@ -81,7 +81,7 @@ def cached_logits(
             page_table=_padded(pages[None], 2, -1),
             state_slots=jnp.array([SLOT, NO_SLOT], jnp.int32),
         )
-        out, caches = decode(params, caches, batch)
+        out, caches = step(params, caches, batch)
         rows.append(np.asarray(out)[:1])
     return np.concatenate(rows)
 
@@ -96,7 +96,7 @@ def _padded(x: np.ndarray, size: int, value: int) -> Array:
 
 
 @functools.lru_cache(maxsize=4)
-def _compiled(config: ModelConfig, mesh: Mesh) -> tuple[Any, Any]:
+def _compiled(config: ModelConfig, mesh: Mesh) -> Any:
     def run(p: ModelParams, c: Caches, batch: Any) -> tuple[Array, Any]:
         with jax.default_matmul_precision("highest"):
             hidden, new = forward(p, c, batch, config)
@@ -105,4 +105,4 @@ def _compiled(config: ModelConfig, mesh: Mesh) -> tuple[Any, Any]:
     caches = cache_partition(config)
     ins, outs = (model_partition(config), caches, REPLICATED), (REPLICATED, caches)
     wrapped = sharded(run, mesh, ins, outs)
-    return tuple(jax.jit(wrapped, donate_argnums=1, compiler_options=CPU_OPTIONS) for _ in range(2))
+    return jax.jit(wrapped, donate_argnums=1, compiler_options=CPU_OPTIONS)

@@ -109,7 +109,7 @@ def attend(
     """Write this step's keys and values, then attend to everything up to each query."""
     if isinstance(batch, DenseBatch):
         return jax.nn.dot_product_attention(q, k, v, scale=scale, is_causal=True), caches
-    assert caches is not None
+    assert caches is not None and caches.values is not None
     keys = write_pages(caches.keys, layer, k, batch.kv_slots)
     values = write_pages(caches.values, layer, v, batch.kv_slots)
     match batch:

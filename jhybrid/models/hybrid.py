@@ -129,6 +129,8 @@ def _mix_specs(config: ModelConfig) -> ResidualMixParams | None:
 def cache_specs(config: ModelConfig, pages: int, page_size: int, slots: int) -> Any:
     """The caches of a model with a ParamSpec at every leaf (shapes, dtypes, shardings, bytes)."""
     full, linear = config.full, config.linear
+    keys: Any
+    values: Any
     lead = (pages, len(config.full_layers), page_size, config.cache_heads)
     if isinstance(full, AttentionConfig):
         axes = (None, None, None, "kv_heads", None)
@@ -137,19 +139,16 @@ def cache_specs(config: ModelConfig, pages: int, page_size: int, slots: int) -> 
         keys, values = ParamSpec((*lead, full.cache_dim), (None,) * 5, "zeros"), None
     channels = linear.key_heads * linear.conv_width
     lead = (slots, len(config.linear_layers))
-    return Caches(
-        keys=keys,
-        values=values,
-        recurrent=ParamSpec(
-            (*lead, linear.value_heads, linear.key_dim, linear.value_dim),
-            (None, None, "value_heads", None, None),
-            "zeros",
-            dtype=jnp.float32,
-        ),
-        conv=ParamSpec(
-            (*lead, linear.conv_size - 1, channels), (None, None, None, "key_heads"), "zeros"
-        ),
+    recurrent: Any = ParamSpec(
+        (*lead, linear.value_heads, linear.key_dim, linear.value_dim),
+        (None, None, "value_heads", None, None),
+        "zeros",
+        dtype=jnp.float32,
     )
+    conv: Any = ParamSpec(
+        (*lead, linear.conv_size - 1, channels), (None, None, None, "key_heads"), "zeros"
+    )
+    return Caches(keys=keys, values=values, recurrent=recurrent, conv=conv)
 
 
 def embed(params: ModelParams, token_ids: Int32[Array, ...]) -> Float[Array, "... D"]:

@@ -58,10 +58,9 @@ def test_sizes_are_the_published_ones(name: str) -> None:
 
 def test_all_of_kimi_k3() -> None:
     """The slice with all layers and experts is the published model."""
-    layers = kda_layers(93, [*range(4, 93, 4), 93], heads=96)
-    whole = PRESETS["kimi-k3-slice"] | layers | {"num_experts": 896}
-    whole["linear_attn_config"] |= {"use_full_rank_gate": True}
-    config = model_config(whole)
+    full = [*range(4, 93, 4), 93]
+    layers = kda_layers(93, full, heads=96, gate_lower_bound=-5.0, use_full_rank_gate=True)
+    config = model_config(PRESETS["kimi-k3-slice"] | layers | {"num_experts": 896})
     assert round(count_params(model_specs(config)) / 1e12, 4) == 2.7795
     caches = cache_specs(config, 1, 1, 1)
     assert _bytes(caches.keys) == 27_648 and caches.values is None
