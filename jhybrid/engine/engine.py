@@ -280,6 +280,8 @@ class Engine:
         sequence = piece.sequence
         own, top, top_logprobs = jax.device_get(scores)
         count = min(piece.end, sequence.prompt_len - 1) - piece.start
+        # A prompt that was preempted half-way runs, and reports, from its start again.
+        del sequence.prompt_logprobs[piece.start :]
         for n in range(at, at + count):
             token = sequence.tokens[piece.start + 1 + n - at]
             wanted = sequence.params.prompt_logprobs

@@ -160,8 +160,10 @@ def _draw(logits: Float[Array, " V"], here: RowParams) -> Int32[Array, ""]:
     ordered = jnp.where(jnp.arange(size) < keep, ordered, -jnp.inf)
     probs = jax.nn.softmax(ordered)
     # the smallest set whose mass reaches top_p: a token stays if the mass before it is short of it
+    # (the first one does for every top_p, also one that is 0 in float32)
     before = jnp.cumsum(probs) - probs
     stays = (before < here.top_p) & (probs >= here.min_p * probs[0]) & (ordered > -jnp.inf)
+    stays = stays.at[0].set(True)
     threshold = jnp.min(jnp.where(stays, ordered, jnp.inf))
     key = jax.random.fold_in(jax.random.wrap_key_data(here.seed), here.generated)
     noise = jax.random.gumbel(key, logits.shape, jnp.float32)

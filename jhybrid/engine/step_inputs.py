@@ -15,6 +15,8 @@ from .sampler import MAX_BANNED, RowParams, SampleMode
 from .scheduler import Piece
 from .sequence import Sequence
 
+MOST = np.iinfo(np.int32).max  # rows are int32; a count beyond it means the same
+
 
 def prefill_inputs(runner: ModelRunner, pieces: list[Piece]) -> tuple[PrefillBatch, np.ndarray]:
     """The packed batch, and the row that draws at each sequence's end (-1: none)."""
@@ -107,7 +109,7 @@ def row_values(sequence: Sequence, eos: frozenset[int]) -> Any:
         generated=i(sequence.generated),
         seed=np.array([unsigned >> 32, unsigned & 0xFFFFFFFF], np.uint32),
         temperature=f(p.temperature),
-        top_k=i(max(p.top_k, 0)),
+        top_k=i(min(max(p.top_k, 0), MOST)),
         top_p=f(p.top_p),
         min_p=f(p.min_p),
         presence=f(p.presence_penalty),
@@ -116,7 +118,7 @@ def row_values(sequence: Sequence, eos: frozenset[int]) -> Any:
         bias_token=bias_token,
         bias_value=bias_value,
         banned=banned,
-        min_tokens=i(p.min_tokens),
+        min_tokens=i(min(p.min_tokens, MOST)),
     )
 
 

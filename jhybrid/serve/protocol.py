@@ -208,7 +208,8 @@ Body = TypeVar("Body", bound=StrictModel)
 def parse_body(model: type[Body], raw: bytes) -> Body:
     """A validated body, or a 400 that names the field."""
     try:
-        data = json.loads(raw)
+        # Strictly UTF-8: given bytes, json would take UTF-16 and pass surrogates through.
+        data = json.loads(raw.decode("utf-8-sig"))
         if b"\\u" in raw:  # an escaped lone surrogate is a str that no encoder takes
             json.dumps(data, ensure_ascii=False).encode("utf-8")
     except UnicodeEncodeError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import jax
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 from jhybrid.engine.engine import Engine
 from jhybrid.engine.request import PrefixCacheOptions, QueueFull
 
-from .tiny import assert_greedy, assert_idle, request, run, tiny_engine
+from .tiny import assert_greedy, assert_idle, oracle_logits, request, run, tiny_engine
 
 LENGTHS = (1, 2, 7, 8, 9, 31, 32, 33, 63, 64, 65, 97, 130, 200)
 
@@ -111,6 +112,52 @@ def test_pressure_preempts_and_loses_nothing() -> None:
         assert_greedy(prompt, results[name].token_ids)
     assert engine.metrics().preemptions > 0
     assert_idle(engine)
+
+
+def test_prompt_logprobs_survive_preemption_in_the_middle_of_a_prompt() -> None:
+    """A prompt that starts again reports each of its tokens once."""
+    rng = np.random.default_rng(12)
+    engine = tiny_engine(pages=64, max_running=2)  # all taken once both are admitted
+    first, second = random_prompt(rng, 60), random_prompt(rng, 446)
+    results = run(
+        engine,
+        [
+            request("first", first, max_tokens=60),
+            request("second", second, max_tokens=2, prompt_logprobs=0),
+        ],
+    )
+    assert engine.metrics().preemptions > 0
+    scores = results["second"].updates[0].prompt_logprobs
+    assert scores is not None and scores[0] is None
+    assert [s.token_id for s in scores[1:] if s] == second[1:]
+    rows = oracle_logits(second)[:-1].astype(np.float64)
+    rows -= rows.max(axis=1, keepdims=True)
+    rows -= np.log(np.exp(rows).sum(axis=1, keepdims=True))
+    expected = rows[np.arange(len(second) - 1), second[1:]]
+    found = [s.logprob for s in scores[1:] if s]
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
+    assert_idle(engine)
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"top_k": 2**31},
+        {"top_k": 10**20},
+        {"top_p": 1e-60, "temperature": 1.0},
+        {"temperature": 1e-300},
+        {"max_tokens": None, "min_tokens": 2**40},
+        {"seed": -(2**63), "temperature": 1.0},
+        {"seed": 2**64 - 1, "temperature": 1.0},
+    ],
+    ids=str,
+)
+def test_extreme_values_do_not_stop_the_engine(engine: Engine, params: dict[str, Any]) -> None:
+    prompt = random_prompt(np.random.default_rng(13), 500)
+    result = run(engine, [request("extreme", prompt, **params)])["extreme"]
+    assert result.last.finish_reason == "length"
+    if params.get("temperature", 0) < 1 or "top_p" in params:  # only the best token is left
+        assert_greedy(prompt, result.token_ids)
 
 
 def test_more_requests_than_slots_all_finish() -> None:

@@ -128,6 +128,8 @@ def test_nested_field(server, body, param):
     "body",
     [b"", b"{", b"[1]", b'"x"', b"null", b"\xff\xfe", b"[" * 100_000]
     + [b'{"prompt": "\\ud800"}', b'{"model": "\\udfff", "prompt": "p"}']
+    # what Python's json would take, given bytes: encoded surrogates, and UTF-16
+    + [b'{"prompt": "\xed\xa0\x80"}', '{"prompt": "\\ud800"}'.encode("utf-16")]
     + [b'{"prompt": "p", "seed": ' + b"9" * 5000 + b"}"],
 )
 def test_body_that_is_no_request(server, body):
