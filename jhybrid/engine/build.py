@@ -8,7 +8,7 @@ import json
 import logging
 import shutil
 import tempfile
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -76,10 +76,11 @@ def create_engine(name: str, engine: EngineConfig, *, warm_up: bool = True) -> E
     config = model.config.for_tensor_parallel(engine.tp)
     mesh = make_mesh(engine.tp)
     dtype = jnp.dtype(engine.dtype or _default_dtype(mesh))
-    params = _load(model, config, mesh, dtype)
-    context = min(engine.max_context or DEFAULT_CONTEXT, config.max_context)
     given = engine.max_context is None or engine.max_context <= config.max_context
     require(given, "max_context", engine.max_context, f"at most the model's {config.max_context}")
+    context = min(engine.max_context or DEFAULT_CONTEXT, config.max_context)
+    check_memory(config, engine, dtype, context)  # before minutes of loading
+    params = _load(model, config, mesh, dtype)
     pages, slots = size_pools(config, engine, mesh, dtype, context)
     tokenizer = _tokenizer(model.tokenizer_folder)
     runner = ModelRunner(
@@ -134,28 +135,33 @@ def set_compilation_cache(folder: str | None) -> None:
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 
+def check_memory(config: ModelConfig, engine: EngineConfig, dtype: Any, context: int) -> None:
+    """Refuse memory flags that are too small: ValueError names the flag and what it needs."""
+    page_bytes, slot_bytes = _unit_bytes(config, engine.page_size, dtype)
+    least = page_bytes * -(-context // engine.page_size)
+    kv, state = engine.kv_memory, engine.state_memory
+    enough = kv is None or kv >= least
+    require(enough, "kv_memory", kv, f"at least {least} bytes for one request of {context} tokens")
+    enough = state is None or state >= slot_bytes
+    require(enough, "state_memory", state, f"at least {slot_bytes} bytes for one state")
+
+
 def size_pools(
     config: ModelConfig, engine: EngineConfig, mesh: Mesh, dtype: Any, context: int
 ) -> tuple[int, int]:
     """Pages and slots that the memory flags (or the device's free memory) pay for.
 
-    The pool of pages holds at least one request of the longest context. ValueError names the flag
-    when it is too small.
+    The pool of pages holds at least one request of the longest context, or it is a ValueError.
     """
-    one = cache_specs(config, 1, engine.page_size, 1)
-    page_bytes = count_bytes([one.keys, one.values], dtype)
-    slot_bytes = count_bytes([one.recurrent, one.conv], dtype)
+    page_bytes, slot_bytes = _unit_bytes(config, engine.page_size, dtype)
     free = _free_bytes(mesh)
     left = max(0, free - GPU_WORKSPACE) if free is not None else 0
     kv = engine.kv_memory or (int(left * (1 - STATE_SHARE)) if free is not None else CPU_POOL)
     state = engine.state_memory or (int(left * STATE_SHARE) if free is not None else CPU_POOL)
+    check_memory(config, replace(engine, kv_memory=kv, state_memory=state), dtype, context)
     pages, slots = kv // page_bytes, state // slot_bytes
-    least = -(-context // engine.page_size)
-    hint = f"at least {least * page_bytes} bytes for one request of {context} tokens"
-    require(pages >= least, "kv_memory", kv, hint)
-    require(slots >= 1, "state_memory", state, f"at least {slot_bytes} bytes for one state")
-    if engine.kv_memory is None:  # more pages than all requests and as many again are never used
-        pages = min(pages, 4 * engine.max_running * least)
+    if engine.kv_memory is None:  # four times what all requests can fill is more than enough
+        pages = min(pages, 4 * engine.max_running * -(-context // engine.page_size))
     log.info(
         "KV: %d pages of %d tokens, %.2f GiB; states: %d slots of %.2f MiB, %.2f GiB",
         pages,
@@ -166,6 +172,13 @@ def size_pools(
         slots * slot_bytes / 2**30,
     )
     return pages, slots
+
+
+def _unit_bytes(config: ModelConfig, page_size: int, dtype: Any) -> tuple[int, int]:
+    """Bytes of one page and of one slot, over all ranks."""
+    one = cache_specs(config, 1, page_size, 1)
+    page = count_bytes([one.keys, one.values], dtype)
+    return page, count_bytes([one.recurrent, one.conv], dtype)
 
 
 def versions() -> dict[str, str]:

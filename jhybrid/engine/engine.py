@@ -34,6 +34,7 @@ from .sampler import MAX_BANNED, Sampled
 from .scheduler import Piece, Plan, Scheduler
 from .sequence import Sequence
 from .step_inputs import (
+    at_position,
     decode_inputs,
     draw_mode,
     ending_tokens,
@@ -105,6 +106,9 @@ class Engine:
             limit=len(prompt) + length,
             seed=params.seed if params.seed is not None else int(self._seeds.integers(2**63)),
         )
+        # Made here, though the row is set at admission: what can't be represented is refused now,
+        # and does not come up on the engine's thread, where it would end everybody's requests.
+        sequence.row_params = row_values(sequence, self._eos)
         self._sequences[request.request_id] = sequence
         self._metrics.prompt_tokens += len(prompt)
         self.scheduler.waiting.append(sequence)
@@ -157,7 +161,7 @@ class Engine:
         now = time.monotonic()
         for sequence in plan.admitted:
             sequence.clock.on_scheduled(now)
-            self.runner.set_row(sequence.row, row_values(sequence, self._eos))
+            self.runner.set_row(sequence.row, at_position(sequence))
             if sequence.has_penalties:
                 self.runner.set_seen(sequence.row, *seen_tokens(sequence, self.runner.vocab))
         if plan.page_copies:
@@ -293,7 +297,6 @@ class Engine:
         m.running, m.waiting = len(self.scheduler.running), len(self.scheduler.waiting)
         m.preemptions = self.scheduler.preemptions
         m.compilations = self.runner.compilations() - self._compiled
-        m.evictions.update(dict.fromkeys(stats.evictions, 0))
         for pool, count in stats.evictions.items():
             m.evictions[pool] = count
         for pool in ("kv_pages", "native_slots"):

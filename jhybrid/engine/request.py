@@ -12,6 +12,8 @@ FinishReason = Literal["stop", "length", "abort", "error"]
 
 MAX_LOGPROBS = 20
 MAX_LOGIT_BIAS = 300
+MAX_STOPS = 64
+MAX_STOP_CHARACTERS = 4096  # of all stop strings together: a matcher is built for every request
 
 
 def _require(condition: bool, name: str, value: object, expected: str) -> None:
@@ -84,6 +86,10 @@ class SamplingParams:
             _require(self.min_tokens <= tokens, "min_tokens", self.min_tokens, expected)
         for text in stop:
             _require(isinstance(text, str) and text != "", "stop", text, "non-empty strings")
+        count, size = len(stop), sum(map(len, stop))
+        few = count <= MAX_STOPS and size <= MAX_STOP_CHARACTERS
+        expected = f"at most {MAX_STOPS} strings of {MAX_STOP_CHARACTERS} characters in all"
+        _require(few, "stop", f"{count} strings of {size} characters", expected)
         for name in ("logprobs", "prompt_logprobs"):
             value = getattr(self, name)
             ok = value is None or 0 <= value <= MAX_LOGPROBS
@@ -161,4 +167,5 @@ class QueueFull(RuntimeError):
 
     def __init__(self, waiting: int, limit: int, retry_after: float = 1.0) -> None:
         super().__init__(f"{waiting} requests are waiting, the limit is {limit} (--max-queue)")
+        self.limit = limit
         self.retry_after = retry_after

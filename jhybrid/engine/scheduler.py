@@ -153,7 +153,8 @@ class Scheduler:
         return False
 
     def _preempt(self, sequence: Sequence) -> None:
-        """Back to the head of the queue; what it computed stays in the tree as a hit."""
+        """Back to the head of the queue. What it computed goes to the tree, and is a hit when it
+        comes back unless the pages were needed in the meantime."""
         self.preemptions += 1
         self._release(sequence)
         self.waiting.appendleft(sequence)

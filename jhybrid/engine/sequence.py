@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from ..cache.admission import Admission
 from .metrics import RequestClock
@@ -32,6 +33,7 @@ class Sequence:
     pending: int = 0
     lease: Admission | None = None
     row: int = -1
+    row_params: Any = None  # RowParams as numpy: what the request says about its draws
     load_slot: int = -1  # where the first piece after admission reads its state; -1: zeros
     finished: bool = False
     inexact: bool = False  # an approximate recovery: nothing computed here may be cached

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -92,7 +93,7 @@ def _needs_full(sequence: Sequence) -> bool:
 
 
 def row_values(sequence: Sequence, eos: frozenset[int]) -> Any:
-    """A sequence's sampling parameters as one row, with what it has generated so far."""
+    """A sequence's sampling parameters as one row."""
     p = sequence.params
     bias_token = np.full(MAX_LOGIT_BIAS, -1, np.int32)
     bias_value = np.zeros(MAX_LOGIT_BIAS, np.float32)
@@ -120,6 +121,12 @@ def row_values(sequence: Sequence, eos: frozenset[int]) -> Any:
         banned=banned,
         min_tokens=i(min(p.min_tokens, MOST)),
     )
+
+
+def at_position(sequence: Sequence) -> RowParams:
+    """The row of a sequence that is admitted: for the first time, or again after a preemption."""
+    last, generated = np.int32(sequence.tokens[-1]), np.int32(sequence.generated)
+    return replace(sequence.row_params, last_token=last, generated=generated)
 
 
 def seen_tokens(sequence: Sequence, vocab: int) -> tuple[np.ndarray, np.ndarray]:

@@ -49,7 +49,7 @@ from ..layers.multi_head_latent_attention import (
 )
 from ..layers.norm import rms_norm
 from ..params import ParamSpec, partition_specs, scale, weight
-from ..sharding import AXIS, partition_spec
+from ..sharding import AXIS
 
 LinearMixer = GatedDeltaNetParams | KimiDeltaAttentionParams
 FullMixer = GatedAttentionParams | LatentAttentionParams
@@ -316,6 +316,5 @@ __all__ = [
     "mixed_layer",
     "model_partition",
     "model_specs",
-    "partition_spec",
     "sharded",
 ]

@@ -56,7 +56,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     # The level is for our own lines; at "info" some libraries narrate every file that they open.
     logging.basicConfig(level="WARNING", format="%(levelname)s %(name)s: %(message)s")
     logging.getLogger("jhybrid").setLevel(args.log_level.upper())
-    # Bound before the model loads, so that a port in use is known at once and not minutes later.
+    # Bound before the model loads, so that a port where somebody listens is known at once and not
+    # minutes later. (Two servers that load at the same time find out when they start to listen.)
     listening = bind(args.host, args.port)
     try:
         engine = build_engine(args)

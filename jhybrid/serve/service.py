@@ -83,6 +83,9 @@ class Service:
         try:
             return await self.engine.submit(job.requests)
         except QueueFull as error:
+            if len(job.requests) > error.limit:  # waiting would not help
+                text = f"n: {len(job.requests)} sequences, the queue takes {error.limit}"
+                raise engine_refusal(ValueError(text)) from None
             raise queue_full(str(error), error.retry_after) from None
         except ValueError as error:
             raise engine_refusal(error) from None

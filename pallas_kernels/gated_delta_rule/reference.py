@@ -153,7 +153,7 @@ _inverse.defvjp(_inverse_forward, _inverse_backward)
 
 
 def _chunk_terms(
-    q: Array, k: Array, v: Array, g: Array, beta: Array, precision: lax.Precision
+    q: Array, k: Array, v: Array, g: Array, beta: Array, *, precision: lax.Precision
 ) -> tuple[Array, ...]:
     """What a chunk contributes, whatever the state before it.
 

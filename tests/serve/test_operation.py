@@ -88,8 +88,22 @@ def test_full_queue(start: Start):
 def test_all_choices_of_a_request_are_queued_or_none(start: Start):
     server = start(FakeEngine(max_queue=2))
     server.engine.gate.clear()
+    with (
+        httpx.Client(base_url=server.url) as client,
+        client.stream("POST", "/v1/completions", json={"prompt": "a", "stream": True}),
+    ):
+        wait_until(lambda: not idle(server))
+        reply = server.http.post("/v1/completions", json={"prompt": "a", "n": 2})
+        assert reply.status_code == 429
+        assert len(server.engine.aborted) == 1  # the one of the two that was in
+    wait_until(lambda: idle(server))
+
+
+def test_more_choices_than_the_queue_can_ever_take(start: Start):
+    server = start(FakeEngine(max_queue=2))
+    server.engine.gate.clear()
     reply = server.http.post("/v1/completions", json={"prompt": "a", "n": 3})
-    assert reply.status_code == 429
+    assert reply.status_code == 400 and reply.json()["error"]["param"] == "n"
     assert idle(server) and len(server.engine.aborted) == 2
 
 

@@ -1,0 +1,106 @@
+"""The offline API with the bundled model, and how an engine is sized and refused."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import jax.numpy as jnp
+import pytest
+
+from jhybrid import LLM, SamplingParams
+from jhybrid.engine.build import find_model, size_pools
+from jhybrid.engine.config import EngineConfig
+from jhybrid.sharding import make_mesh
+
+FLAGS: dict[str, Any] = {"max_running": 4, "max_prefill_tokens": 64, "max_context": 512}
+
+
+@pytest.fixture(scope="module")
+def llm() -> Iterator[LLM]:
+    with LLM("demo", warm_up=False, **FLAGS) as llm:
+        yield llm
+    with pytest.raises(RuntimeError, match="closed"):
+        llm.generate("after")
+
+
+def test_outputs_are_in_the_order_of_the_prompts(llm: LLM) -> None:
+    params = [SamplingParams(max_tokens=n, temperature=0, ignore_eos=True) for n in (9, 1, 5)]
+    prompts = ["Once upon a time", [79, 110, 101], {"prompt_token_ids": [65, 66]}]
+    outputs = llm.generate(prompts, params)
+    assert [len(o.outputs[0].token_ids) for o in outputs] == [9, 1, 5]
+    assert [o.prompt for o in outputs] == ["Once upon a time", None, None]
+    assert outputs[0].prompt_token_ids == tuple(b"Once upon a time")
+    for output in outputs:
+        text = bytes(t for t in output.outputs[0].token_ids if t < 256).decode()
+        assert output.outputs[0].text == text
+        assert output.outputs[0].finish_reason == "length"
+        assert output.prefix_cache is not None and output.prefix_cache.recovery == "dense"
+
+
+def test_n_samples_differ_and_repeat_by_seed(llm: LLM) -> None:
+    params = SamplingParams(n=3, max_tokens=12, temperature=1.0, seed=3, ignore_eos=True)
+    first, again = (llm.generate("The little boat", params)[0] for _ in range(2))
+    texts = [o.text for o in first.outputs]
+    assert len(set(texts)) > 1
+    assert texts == [o.text for o in again.outputs]
+    alone = llm.generate("The little boat", SamplingParams(max_tokens=12, seed=4, ignore_eos=True))
+    assert alone[0].outputs[0].text == texts[1]  # the second of them has the seed after the first
+
+
+def test_chat_recalls_what_it_was_told(llm: LLM) -> None:
+    told = "The number of the green lamp is 30517. What is the number of the green lamp?"
+    conversation = [{"role": "user", "content": told}]
+    output = llm.chat(conversation, SamplingParams(max_tokens=60, temperature=0))[0]
+    assert "30517" in output.outputs[0].text
+    assert output.outputs[0].finish_reason == "stop"
+    both = llm.chat([conversation, conversation], SamplingParams(max_tokens=60, temperature=0))
+    assert [o.outputs[0].text for o in both] == [output.outputs[0].text] * 2
+
+
+def test_logprobs_come_one_a_token(llm: LLM) -> None:
+    params = SamplingParams(max_tokens=4, temperature=0, logprobs=2, prompt_logprobs=1)
+    output = llm.generate("Once upon", params)[0]
+    logprobs = output.outputs[0].logprobs
+    assert logprobs is not None and [len(item.top) for item in logprobs] == [2] * 4
+    assert output.prompt_logprobs is not None and len(output.prompt_logprobs) == len("Once upon")
+
+
+def test_wrong_prompts_leave_nothing_running(llm: LLM) -> None:
+    with pytest.raises(ValueError, match="prompt"):
+        llm.generate(["fine", [100000]], SamplingParams(max_tokens=30))
+    with pytest.raises(ValueError, match="sampling_params"):
+        llm.generate(["one", "two"], [SamplingParams()])
+    assert not llm.engine.has_work()
+    assert llm.engine.metrics().pools["native_slots"]["running"] == 0
+
+
+@pytest.mark.parametrize(
+    ("flags", "field"),
+    [
+        ({"kv_memory": 1024}, "kv_memory"),
+        ({"state_memory": 1024}, "state_memory"),
+        ({"max_context": 10**6}, "max_context"),
+        ({"recovery": "best"}, "recovery"),
+        ({"tp": 3}, "tp"),
+        ({"page_size": 0}, "page_size"),
+        ({"dtype": "float16"}, "dtype"),
+    ],
+)
+def test_flags_that_cannot_work_are_refused_by_name(flags: dict[str, Any], field: str) -> None:
+    with pytest.raises(ValueError, match=f"^{field}: "):
+        LLM("demo", **flags)
+
+
+@pytest.mark.parametrize("name", ["nowhere", "dummy:gpt-5"])
+def test_unknown_models_are_refused(name: str) -> None:
+    with pytest.raises(ValueError, match="model|dummy"):
+        find_model(name)
+
+
+def test_memory_flags_buy_pages_and_slots() -> None:
+    config, mesh = find_model("demo").config, make_mesh(1)
+    page = 2 * 2 * 16 * 2 * 64 * 4  # keys and values, 2 layers, 16 tokens, 2 heads x 64, float32
+    slot = 6 * (8 * 64 * 32 + 3 * 4 * (64 + 64 + 2 * 32)) * 4  # states and conv windows
+    engine = EngineConfig(kv_memory=100 * page + 1, state_memory=10 * slot, max_context=1024)
+    assert size_pools(config, engine, mesh, jnp.float32, 1024) == (100, 10)
