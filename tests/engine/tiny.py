@@ -92,6 +92,26 @@ def tiny_engine(
     eos: frozenset[int] = frozenset(),
     **flags: Any,
 ) -> Engine:
+    """The tiny model behind an engine with small buckets; nothing is compiled ahead."""
+    specs, dtype = model_specs(TINY.for_tensor_parallel(tp)), flags.get("dtype") or "float32"
+    params = jax.tree.map(
+        lambda s, x: jnp.asarray(x, s.dtype_in(dtype)), specs, tiny_params(tp=tp), is_leaf=is_spec
+    )
+    return engine_of(params, TINY, tp=tp, pages=pages, slots=slots, eos=eos, **flags)
+
+
+def engine_of(
+    params: ModelParams,
+    model: ModelConfig,
+    *,
+    tp: int = 1,
+    pages: int = 400,
+    slots: int = 64,
+    eos: frozenset[int] = frozenset(),
+    valid_vocab: int = VALID,
+    **flags: Any,
+) -> Engine:
+    """Any model's parameters (as `tp` ranks hold them) behind such an engine."""
     settings = {
         "max_running": 4,
         "max_prefill_tokens": 64,
@@ -101,28 +121,23 @@ def tiny_engine(
         **flags,
     }
     config = EngineConfig(tp=tp, **settings)
-    model = TINY.for_tensor_parallel(tp)
-    dtype = jnp.dtype(config.dtype or "float32")
-    specs = model_specs(model)
-    params = jax.tree.map(
-        lambda s, x: jnp.asarray(x, s.dtype_in(dtype)), specs, tiny_params(tp=tp), is_leaf=is_spec
+    buckets = make_buckets(
+        config.max_prefill_tokens,
+        config.max_running,
+        config.checkpoint_interval,
+        CONTEXT // config.page_size,
     )
     runner = ModelRunner(
         params,
-        model,
+        model.for_tensor_parallel(tp),
         make_mesh(tp),
-        make_buckets(
-            config.max_prefill_tokens,
-            config.max_running,
-            config.checkpoint_interval,
-            CONTEXT // config.page_size,
-        ),
+        buckets,
         pages=pages,
         page_size=config.page_size,
         slots=slots,
         max_running=config.max_running,
-        valid_vocab=VALID,
-        dtype=dtype,
+        valid_vocab=valid_vocab,
+        dtype=jnp.dtype(config.dtype or "float32"),
     )
     cache = CacheManager(pages, config.page_size, slots, config.checkpoint_interval)
     return Engine(
