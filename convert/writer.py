@@ -26,10 +26,10 @@ import orbax.checkpoint as ocp
 from orbax.checkpoint import type_handlers
 
 from jhybrid.params import ParamSpec, count_bytes, count_params
+from jhybrid.tokenizer.tiktoken import write_tokenizer
 from jhybrid.weights import ARRAYS, FORMAT_VERSION, MANIFEST
 
 from .conversion import Conversion
-from .tiktoken import write_tokenizer
 
 # Files are read chunk by chunk when a rank loads its shard of a parameter.
 CHUNK_BYTES, WHOLE_BYTES = 16 << 20, 1 << 20

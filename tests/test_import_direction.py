@@ -14,6 +14,7 @@ FORBIDDEN = {
     "pallas_kernels": ("jhybrid",),
     "jhybrid/layers": ("jhybrid.models", "jhybrid.engine", "jhybrid.cache", "jhybrid.serve"),
     "jhybrid/models": ("jhybrid.engine", "jhybrid.cache", "jhybrid.serve"),
+    "jhybrid/tokenizer": ("jhybrid.engine", "jhybrid.serve", "jhybrid.convert"),
     "jhybrid/cache": ("jhybrid.engine", "jhybrid.serve", "jhybrid.models", "jax"),
     "jhybrid/engine": ("jhybrid.serve", "jhybrid.convert", "jhybrid.eval"),
     "jhybrid/serve": ("jhybrid.convert", "jhybrid.eval"),

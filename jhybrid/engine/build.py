@@ -25,6 +25,7 @@ from ..models.hybrid import ModelParams, cache_specs, model_specs
 from ..params import count_bytes, init_params
 from ..presets import preset
 from ..sharding import make_mesh
+from ..tokenizer.tiktoken import write_tokenizer
 from ..weights import load
 from .config import EngineConfig
 from .engine import Engine
@@ -214,8 +215,6 @@ def _free_bytes(mesh: Mesh) -> int | None:
 
 def _tokenizer(folder: Path) -> Any:
     from transformers import AutoTokenizer  # slow to import, and only engines need it
-
-    from jhybrid.convert.tiktoken import write_tokenizer
 
     with tempfile.TemporaryDirectory() as made:  # of a published folder that has rank files only
         if write_tokenizer(folder, Path(made)):

@@ -13,9 +13,9 @@ import pytest
 from transformers import AutoTokenizer
 
 from jhybrid.convert.conversion import open_checkpoint
-from jhybrid.convert.tiktoken import build_tokenizer, last_pair, read_ranks
 from jhybrid.convert.writer import write_checkpoint
 from jhybrid.engine.detokenizer import Detokenizer, TokenBytes
+from jhybrid.tokenizer.tiktoken import build_tokenizer, last_pair, read_ranks
 from tests.synthetic import TINY, write_hf
 
 TEXTS = (

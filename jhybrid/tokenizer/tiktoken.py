@@ -24,7 +24,7 @@ from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 
-from jhybrid.engine.detokenizer import byte_letters
+from .byte_level import byte_letters
 
 RANKS, FAST, CONFIG = "tiktoken.model", "tokenizer.json", "tokenizer_config.json"
 

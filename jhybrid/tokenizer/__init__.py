@@ -1,0 +1,1 @@
+"""Tokenizers: what transformers does not read by itself."""
