@@ -52,7 +52,8 @@ class InFlight:
     """A dispatched step: who drew what, and prompt log-probabilities still on the device."""
 
     draws: list[tuple[list[Sequence | None], Sampled]]
-    prompt_logprobs: list[tuple[Piece, int, tuple[Array, ...]]]
+    scored: list[tuple[Piece, int]]  # pieces with their first row in `scores`
+    scores: tuple[Array, ...]
 
 
 class Engine:
@@ -166,7 +167,7 @@ class Engine:
                 self.runner.set_seen(sequence.row, *seen_tokens(sequence, self.runner.vocab))
         if plan.page_copies:
             self.runner.copy_pages(plan.page_copies)
-        step = InFlight([], [])
+        step = InFlight([], [], ())
         if plan.decode:
             batch, rows = decode_inputs(self.runner, plan.decode)
             hidden = self.runner.decode(rows, batch)
@@ -179,13 +180,13 @@ class Engine:
             if any(drawing):
                 mode = draw_mode([s for s in drawing if s is not None])
                 step.draws.append((drawing, self.runner.draw(last, rows, mode)))
-            step.prompt_logprobs = self._prompt_logprobs(plan.pieces, hidden)
+            step.scored, step.scores = self._prompt_logprobs(plan.pieces, hidden)
         self.scheduler.dispatched(plan)
         return step
 
     def _prompt_logprobs(
         self, pieces: list[Piece], hidden: Array
-    ) -> list[tuple[Piece, int, tuple[Array, ...]]]:
+    ) -> tuple[list[tuple[Piece, int]], tuple[Array, ...]]:
         """Scores of the prompt tokens that follow those of this step, for whoever asked."""
         asking, targets, at = [], np.zeros(hidden.shape[0], np.int32), 0
         for piece in pieces:
@@ -195,14 +196,12 @@ class Engine:
                 targets[at : at + len(following)] = following
                 asking.append((piece, at))
             at += piece.end - piece.start
-        if not asking:
-            return []
-        scores = self.runner.prompt_logprobs(hidden, targets)
-        return [(piece, start, scores) for piece, start in asking]
+        return asking, self.runner.prompt_logprobs(hidden, targets) if asking else ()
 
     def _commit(self, step: InFlight) -> list[RequestUpdate]:
         """Read a finished step: the only place where the host waits for the device."""
-        for piece, at, scores in step.prompt_logprobs:
+        scores = jax.device_get(step.scores)
+        for piece, at in step.scored:
             self._take_prompt_logprobs(piece, at, scores)
         updates = []
         now = time.monotonic()
@@ -280,9 +279,9 @@ class Engine:
         sequence.clock.on_finish(time.monotonic(), reason)
         del self._sequences[sequence.request.request_id]
 
-    def _take_prompt_logprobs(self, piece: Piece, at: int, scores: tuple[Array, ...]) -> None:
+    def _take_prompt_logprobs(self, piece: Piece, at: int, scores: tuple[np.ndarray, ...]) -> None:
         sequence = piece.sequence
-        own, top, top_logprobs = jax.device_get(scores)
+        own, top, top_logprobs = scores
         count = min(piece.end, sequence.prompt_len - 1) - piece.start
         # A prompt that was preempted half-way runs, and reports, from its start again.
         del sequence.prompt_logprobs[piece.start :]
