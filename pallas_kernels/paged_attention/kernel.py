@@ -4,9 +4,9 @@ A program takes a piece of work (work.py): the queries of a tile, of all heads t
 as the rows of one matrix, against a range of keys that it visits block by block with a running
 softmax. Where tiles are cut into several pieces, each leaves
 
-    top = max_s x_s,   total = sum_s 2^(x_s - top),   acc = sum_s 2^(x_s - top) v_s,   x = q k log2(e)
+    top = max_s x_s,   total = sum_s 2^(x_s - top),   acc = sum_s 2^(x_s - top) v_s
 
-and `combine` merges them.
+with x_s = q k_s log2(e), and `combine` merges them.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ NEVER = -1e30  # of a key that is not visible; finite, so that a row that sees n
 WIDEST = 256  # block of a head dim
 COMBINED = 16  # pieces merged at once
 
-Carry = tuple[Array, Array, tuple[Array, ...]]
+Sums = tuple[Array, Array, tuple[Array, ...]]  # top, total, acc
 
 
 @dataclass(frozen=True)
@@ -107,13 +107,23 @@ def _kernel(
             for part in key_parts
         ]
 
-        def visit(index: Array, carry: Carry, masked: bool) -> Carry:
-            top, total, acc = carry
-            at = first + index * tuning.block + iota((tuning.block,), 0)
+        def keys_of(index: Array) -> Array:
+            return first + index * tuning.block + iota((tuning.block,), 0)
+
+        def pages_of(index: Array) -> Array:
+            """Behind the last key anything may stand in the table: it is not read there."""
+            at = keys_of(index)
+            found = plt.load(table_ref.at[sequence, at // page_size], mask=at < end, other=0)
+            return jnp.maximum(found, 0)
+
+        def visit(index: Array, carry: tuple[Sums, Array], masked: bool) -> tuple[Sums, Array]:
+            """The pages of a block are looked up during the block before: a load that waits for
+            another is not overlapped with the products."""
+            (top, total, acc), pages = carry
+            at = keys_of(index)
             inside = at < end
-            # Neither tables nor pages are read behind the last key: anything may stand there.
-            found = plt.load(table_ref.at[sequence, at // page_size], mask=inside, other=0)
-            page, offset = jnp.maximum(found, 0)[:, None], (at % page_size)[:, None]
+            page, offset = pages[:, None], (at % page_size)[:, None]
+            pages = pages_of(index + 1)
 
             def load(ref: Any, part: tuple[int, int]) -> Array:
                 where = ref.at[page, layer, offset, kv_head, _columns(part)]
@@ -131,12 +141,10 @@ def _kernel(
             total = total * shrink + jnp.sum(weights, axis=1)
             v = k[: len(value_parts)] if latents else [load(values_ref, p) for p in value_parts]
             weights = weights.astype(v[0].dtype)
-            acc = tuple(
-                a * shrink[:, None] + dot(weights, x) for a, x in zip(acc, v, strict=True)
-            )
-            return high, total, acc
+            acc = tuple(a * shrink[:, None] + dot(weights, x) for a, x in zip(acc, v, strict=True))
+            return (high, total, acc), pages
 
-        carry = (
+        sums = (
             jnp.full((tuning.rows,), NEVER, jnp.float32),
             jnp.zeros((tuning.rows,), jnp.float32),
             tuple(jnp.zeros((tuning.rows, width), jnp.float32) for _, width in value_parts),
@@ -145,8 +153,10 @@ def _kernel(
         everyone = jnp.min(jnp.where(valid, position, end)) + 1
         seen = jnp.maximum(jnp.minimum(everyone, end) - first, 0) // tuning.block
         blocks = (jnp.maximum(end - first, 0) + tuning.block - 1) // tuning.block
+        carry = sums, pages_of(jnp.int32(0))
         carry = lax.fori_loop(0, seen, functools.partial(visit, masked=False), carry)
-        top, total, acc = lax.fori_loop(seen, blocks, functools.partial(visit, masked=True), carry)
+        carry = lax.fori_loop(seen, blocks, functools.partial(visit, masked=True), carry)
+        top, total, acc = carry[0]
 
         if whole:
             (o_ref,) = out_refs
@@ -186,7 +196,7 @@ def _combine_kernel(
     first, end = of_tile_ref[tile], of_tile_ref[tile + 1]
     parts = _parts(o_ref.shape[2])
 
-    def body(index: Array, carry: Carry) -> Carry:
+    def body(index: Array, carry: Sums) -> Sums:
         top, total, acc = carry
         at = first + index * COMBINED + iota((COMBINED,), 0)
         there = at < end
@@ -248,7 +258,7 @@ def attend(
     )
     inputs = (
         jnp.asarray([layer], jnp.int32),
-        pieces.count,
+        pieces.used,
         (pieces.tile, pieces.first, pieces.end),
         (tiles.start, tiles.tokens, tiles.sequence),
         positions,
@@ -260,9 +270,9 @@ def attend(
     leaves, tree = jax.tree.flatten(inputs)
 
     def kernel(*refs: Any) -> None:
-        inputs = jax.tree.unflatten(tree, refs[: len(leaves)])
+        given: Any = jax.tree.unflatten(tree, refs[: len(leaves)])
         _kernel(
-            *inputs,
+            *given,
             refs[len(leaves) :],
             heads=heads,
             scale=scale,

@@ -13,7 +13,7 @@ from .tuning import Cut
 
 
 class Tiles(NamedTuple):
-    """Tile n is packed queries start[n]:start[n] + tokens[n]; the last of them sees `keys[n]` keys."""
+    """Tile n is packed queries start[n]:start[n] + tokens[n], the last of which sees keys[n]."""
 
     start: Int32[Array, " N"]
     tokens: Int32[Array, " N"]
@@ -25,13 +25,13 @@ class Tiles(NamedTuple):
 class Pieces(NamedTuple):
     """Piece i is keys first[i]:end[i] of tile[i]; those of tile n are of_tile[n]:of_tile[n + 1].
 
-    `count` [1] is how many there are; the rest of the arrays is unused.
+    `used` is how many there are; the rest of the arrays means nothing.
     """
 
     tile: Int32[Array, " W"]
     first: Int32[Array, " W"]
     end: Int32[Array, " W"]
-    count: Int32[Array, " 1"]
+    used: Int32[Array, " 1"]
     of_tile: Int32[Array, " N1"]
 
 
