@@ -151,7 +151,7 @@ def prefill(
     heads = kernel.head_blocks(q.shape[1], keys.shape[3], tuned.rows)
     per_tile = tuned.rows // heads.together
     tiles = work.prefill_tiles(positions, cu_seqlens, per_tile)
-    count, context = tiles.start.shape[0], page_table.shape[1] * keys.shape[2]
+    count, context = tiles.keys.shape[0], page_table.shape[1] * keys.shape[2]
     if tuning.fills_device(count, heads.blocks, tuned):
         cut = tuning.uncut(count, context)
     else:

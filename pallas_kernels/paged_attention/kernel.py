@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,7 +67,7 @@ def _kernel(
     layer_ref: Any,
     count_ref: Any,
     piece_refs: Any,
-    tile_refs: Any,
+    queries_refs: Any,
     positions_ref: Any,
     table_ref: Any,
     q_ref: Any,
@@ -95,10 +96,11 @@ def _kernel(
 
     def piece(index: Array) -> None:
         tile_ref, first_ref, end_ref = piece_refs
-        start_ref, tokens_ref, sequence_ref = tile_refs
         tile, first, end = tile_ref[index], first_ref[index], end_ref[index]
-        start, sequence = start_ref[tile], sequence_ref[tile]
-        valid = (row_token < tokens_ref[tile]) & (row_head < heads.group)
+        start, tokens, sequence = tile, 1, tile
+        if queries_refs is not None:
+            start, tokens, sequence = (ref[tile] for ref in queries_refs)
+        valid = (row_token < tokens) & (row_head < heads.group)
         token = jnp.where(valid, start + row_token, 0)
         position = plt.load(positions_ref.at[token], mask=valid, other=-1)
         rows = valid[:, None]
@@ -183,16 +185,19 @@ def _kernel(
 
 def _combine_kernel(
     of_tile_ref: Any,
-    of_token_ref: Any,
-    start_ref: Any,
+    rows_refs: Any,
     acc_ref: Any,
     top_ref: Any,
     total_ref: Any,
-    o_ref: Any,
+    out_refs: Any,
 ) -> None:
+    (o_ref,) = out_refs
     head, token = pl.program_id(0), pl.program_id(1)
-    tile = of_token_ref[token]
-    row = token - start_ref[tile]
+    tile, row = token, 0
+    if rows_refs is not None:
+        of_token_ref, start_ref = rows_refs
+        tile = of_token_ref[token]
+        row = token - start_ref[tile]
     first, end = of_tile_ref[tile], of_tile_ref[tile + 1]
     parts = _parts(o_ref.shape[2])
 
@@ -247,7 +252,8 @@ def attend(
     """Queries q [T, Hq, D] of the tiles against the pages: [T, Hq, V]."""
     tokens, q_heads, _ = q.shape
     heads = head_blocks(q_heads, keys.shape[3], tuning.rows)
-    per_tile = tuning.rows // heads.together
+    queries = tiles.queries
+    per_tile = 1 if queries is None else tuning.rows // heads.together
     dot = Dot("bf16" if q.dtype == jnp.bfloat16 else "tf32x3", interpret)
     out = jax.ShapeDtypeStruct((tokens, q_heads, value_dim), q.dtype)
     rows = (cut.pieces, per_tile, q_heads)
@@ -260,46 +266,50 @@ def attend(
         jnp.asarray([layer], jnp.int32),
         pieces.used,
         (pieces.tile, pieces.first, pieces.end),
-        (tiles.start, tiles.tokens, tiles.sequence),
+        None if queries is None else queries[:3],
         positions,
         page_table,
         q,
         keys,
         values,
     )
-    leaves, tree = jax.tree.flatten(inputs)
-
-    def kernel(*refs: Any) -> None:
-        given: Any = jax.tree.unflatten(tree, refs[: len(leaves)])
-        _kernel(
-            *given,
-            refs[len(leaves) :],
-            heads=heads,
-            scale=scale,
-            value_dim=value_dim,
-            whole=cut.whole,
-            tuning=tuning,
-            dot=dot,
-        )
-
-    call = triton_call(
-        kernel,
+    static: dict[str, Any] = dict(heads=heads, scale=scale, value_dim=value_dim)
+    static |= dict(whole=cut.whole, tuning=tuning, dot=dot)
+    found = _call(
+        functools.partial(_kernel, **static),
         "paged_attention",
         (heads.blocks, cut.programs),
         (out,) if cut.whole else partial,
-        warps=tuning.warps,
-        stages=tuning.stages,
-        interpret=interpret,
+        inputs,
+        tuning.warps,
+        tuning.stages,
+        interpret,
     )
-    found = call(*leaves)
     if cut.whole:
         return found[0]
-    combine = triton_call(
-        _combine_kernel,
-        "paged_attention_combine",
-        (q_heads, tokens),
-        (out,),
-        warps=4,
-        interpret=interpret,
-    )
-    return combine(pieces.of_tile, tiles.of_token, tiles.start, *found)[0]
+    of_token = None if queries is None else (queries.of_token, queries.start)
+    inputs = (pieces.of_tile, of_token, *found)
+    grid = (q_heads, tokens)
+    name = "paged_attention_combine"
+    return _call(_combine_kernel, name, grid, (out,), inputs, 4, 1, interpret)[0]
+
+
+def _call(
+    kernel: Callable[..., None],
+    name: str,
+    grid: tuple[int, ...],
+    out: tuple[jax.ShapeDtypeStruct, ...],
+    inputs: tuple[Any, ...],
+    warps: int,
+    stages: int,
+    interpret: bool,
+) -> tuple[Array, ...]:
+    """A kernel whose inputs are a tree: some are absent, and their references None."""
+    leaves, tree = jax.tree.flatten(inputs)
+
+    def flat(*refs: Any) -> None:
+        given: Any = jax.tree.unflatten(tree, refs[: len(leaves)])
+        kernel(*given, refs[len(leaves) :])
+
+    options: Any = {"warps": warps, "stages": stages, "interpret": interpret}
+    return triton_call(flat, name, grid, out, **options)(*leaves)

@@ -12,14 +12,20 @@ from ..ragged import make_tile_ranges, owner
 from .tuning import Cut
 
 
-class Tiles(NamedTuple):
-    """Tile n is packed queries start[n]:start[n] + tokens[n], the last of which sees keys[n]."""
+class Queries(NamedTuple):
+    """Tile n is packed queries start[n]:start[n] + tokens[n] of sequence[n]."""
 
     start: Int32[Array, " N"]
     tokens: Int32[Array, " N"]
     sequence: Int32[Array, " N"]
-    keys: Int32[Array, " N"]
     of_token: Int32[Array, " T"]
+
+
+class Tiles(NamedTuple):
+    """The last query of tile n sees `keys[n]` keys. `queries` None: tile n is query n."""
+
+    keys: Int32[Array, " N"]
+    queries: Queries | None
 
 
 class Pieces(NamedTuple):
@@ -37,8 +43,7 @@ class Pieces(NamedTuple):
 
 def decode_tiles(positions: Int32[Array, " N"]) -> Tiles:
     """A tile for each query, padding rows too."""
-    index = jnp.arange(positions.shape[0], dtype=jnp.int32)
-    return Tiles(index, jnp.ones_like(index), index, positions + 1, index)
+    return Tiles(positions + 1, None)
 
 
 def prefill_tiles(
@@ -56,7 +61,8 @@ def prefill_tiles(
     segment = owner(cu, size)
     row = jnp.arange(size, dtype=jnp.int32) - cu[segment]
     of_token = ranges.of_segment[segment] + row // tokens
-    return Tiles(ranges.start, ranges.rows, jnp.minimum(of, sequences - 1), keys, of_token)
+    sequence = jnp.minimum(of, sequences - 1)
+    return Tiles(keys, Queries(ranges.start, ranges.rows, sequence, of_token))
 
 
 def make_pieces(tiles: Tiles, cut: Cut, block: int) -> Pieces:
