@@ -101,7 +101,7 @@ def _kernel(
         if queries_refs is not None:
             start, tokens, sequence = (ref[tile] for ref in queries_refs)
         valid = (row_token < tokens) & (row_head < heads.group)
-        token = jnp.where(valid, start + row_token, 0)
+        token = start + row_token
         position = plt.load(positions_ref.at[token], mask=valid, other=-1)
         rows = valid[:, None]
         q = [
