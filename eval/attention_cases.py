@@ -210,34 +210,28 @@ class Variant:
 
 def _decode_tunings(default: Tuning) -> Iterator[Tuning]:
     yield default
-    for block, warps, stages, resident in (
-        (16, 4, 4, 4),
-        (32, 4, 2, 3),
-        (32, 4, 3, 2),
-        (32, 4, 3, 4),
-        (32, 4, 4, 2),
-        (32, 8, 3, 2),
-        (64, 4, 2, 4),
-        (64, 4, 3, 1),
-        (64, 8, 2, 2),
-        (64, 8, 3, 1),
-        (128, 8, 2, 1),
+    for block, warps, stages in (
+        (32, 4, 3),
+        (32, 8, 3),
+        (32, 8, 4),
+        (64, 8, 2),
+        (64, 8, 3),
+        (16, 4, 4),
     ):
-        yield replace(default, block=block, warps=warps, stages=stages, resident=resident)
+        yield replace(default, block=block, warps=warps, stages=stages)
+    for rounds, piece in ((2, 256), (2, 1024), (4, 512), (1, 512)):
+        yield replace(default, rounds=rounds, piece=piece)
 
 
 def _prefill_tunings(default: Tuning) -> Iterator[Tuning]:
     yield default
     for rows, block, warps, stages in (
         (128, 32, 8, 3),
-        (128, 32, 8, 4),
-        (128, 64, 8, 3),
-        (128, 64, 4, 2),
-        (64, 64, 4, 2),
-        (64, 64, 4, 3),
-        (64, 32, 4, 2),
-        (64, 32, 4, 3),
-        (64, 128, 4, 1),
+        (64, 32, 8, 2),
+        (64, 32, 8, 3),
+        (32, 32, 8, 3),
+        (32, 64, 8, 2),
+        (32, 32, 4, 3),
     ):
         yield replace(default, rows=rows, block=block, warps=warps, stages=stages)
 

@@ -13,7 +13,7 @@ import pytest
 
 from pallas_kernels import decode_paged_attention, ragged_paged_attention
 from pallas_kernels.arg_specs import ATTENTION_SHAPES, AttentionShape
-from pallas_kernels.paged_attention import api
+from pallas_kernels.paged_attention import api, library, tuning
 from pallas_kernels.paged_attention.tuning import LEAST_PIECE, Tuning
 
 from ..assertions import assert_close
@@ -23,7 +23,7 @@ from .test_paged_attention import paged
 
 LENGTHS = (1, 15, 16, 17, 63, 65, 2 * LEAST_PIECE - 1, 0)
 F32_BOUND, BF16_BOUND = 1e-5, 5e-3
-SMALL = Tuning(rows=16, block=16, warps=4, stages=2)
+SMALL = Tuning(rows=16, block=16, warps=4, stages=2, rounds=1, piece=128)
 
 
 class Inputs:
@@ -115,8 +115,8 @@ def test_prefill_behind_prefixes(shape: AttentionShape, dtype: Any, bound: float
 @pytest.mark.parametrize(
     "tuned",
     [
-        Tuning(rows=64, block=32, warps=4, stages=1),
-        Tuning(rows=32, block=64, warps=8, stages=3, resident=4),
+        Tuning(rows=64, block=32, warps=4, stages=1, rounds=4, piece=256),
+        Tuning(rows=32, block=64, warps=8, stages=3, rounds=1, piece=1024),
         None,
     ],
     ids=["64x32", "32x64", "default"],
@@ -130,8 +130,24 @@ def test_tunings_change_no_result(tuned: Tuning | None) -> None:
 
 def test_uncut_tiles_write_their_outputs_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
     x = Inputs(GQA, (130, 20), (30, 20), padding=3)
-    monkeypatch.setattr(api.tuning, "fills_device", lambda *_: True)
+    monkeypatch.setattr(tuning, "PARTIAL_BYTES", 0)
     x.check(x.prefill(SMALL), F32_BOUND)
+
+
+def test_a_whole_prompt_by_the_library() -> None:
+    """Everything but cuDNN itself, which needs a GPU."""
+    x = Inputs(GQA, (0, 61), (0, 61), padding=6)
+    cu, table = x.cu[1:], x.table[1:]
+    positions = jnp.asarray(x.positions)
+    assert library.one_whole_prompt(positions, jnp.asarray(cu))
+    assert not library.one_whole_prompt(positions + 1, jnp.asarray(cu))
+    assert not library.one_whole_prompt(positions, jnp.array([0, 20, 61]))
+    assert x.values is not None
+    args = (x.q, x.keys, x.values, 1, jnp.asarray(cu), jnp.asarray(table))
+    o = np.array(library.attend(*args, scale=x.scale, implementation="xla"))
+    assert np.isfinite(o).all()
+    o[61:] = 0
+    x.check(o, F32_BOUND)
 
 
 @pytest.mark.parametrize("size", [1e-6, 1e4], ids=["tiny", "huge"])
