@@ -10,6 +10,7 @@ from .gated_delta_rule import (
 from .grouped_matmul import grouped_matmul
 from .paged_attention import decode_paged_attention, ragged_paged_attention, write_pages
 from .ragged import CONTINUE, NO_SLOT, Segments
+from .skinny_matmul import skinny_matmul
 
 __all__ = [
     "CONTINUE",
@@ -25,5 +26,6 @@ __all__ = [
     "ragged_gated_delta_rule",
     "ragged_paged_attention",
     "recurrent_gated_delta_rule",
+    "skinny_matmul",
     "write_pages",
 ]

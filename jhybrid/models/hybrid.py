@@ -40,6 +40,7 @@ from ..layers.kimi_delta_attention import (
     kimi_delta_attention,
     kimi_delta_attention_specs,
 )
+from ..layers.linear import project
 from ..layers.mlp import MLPParams, mlp, mlp_specs
 from ..layers.moe import MoEParams, moe, moe_specs
 from ..layers.multi_head_latent_attention import (
@@ -270,12 +271,7 @@ def logits(
     """Float32 logits over the whole vocabulary, the same on every rank."""
     table = params.embedding if params.head is None else params.head
     h = rms_norm(hidden, params.norm, config.norm_eps)
-    local = lax.dot_general(
-        h,
-        table,
-        (((h.ndim - 1,), (1,)), ((), ())),
-        preferred_element_type=working_dtype(h),
-    )
+    local = project(h, table, dtype=working_dtype(h))
     return lax.all_gather(local, AXIS, axis=local.ndim - 1, tiled=True)
 
 
