@@ -14,6 +14,7 @@ from jaxtyping import Float
 from ..config import Activation
 from ..params import weight
 from .linear import gated_project, reduce_project
+from .norm import Normed
 
 SITU_GATE_BOUND, SITU_UP_BOUND = 4.0, 25.0
 
@@ -41,6 +42,8 @@ def gated_activation(
     return bounded * SITU_UP_BOUND * jnp.tanh(up / SITU_UP_BOUND)
 
 
-def mlp(params: MLPParams, x: Float[Array, "... D"], kind: Activation) -> Float[Array, "... D"]:
+def mlp(
+    params: MLPParams, x: Float[Array, "... D"] | Normed, kind: Activation
+) -> Float[Array, "... D"]:
     h = gated_project(x, params.gate_up, functools.partial(gated_activation, kind=kind))
     return reduce_project(h, params.down)

@@ -18,23 +18,25 @@ def skinny_matmul(
     weights: Float[Array, "G N K"],
     combine: Callable[..., Array] | None = None,
     dtype: DTypeLike | None = None,
+    norm: reference.Norm | None = None,
     *,
     implementation: Implementation | None = None,
     interpret: bool = False,
 ) -> Float[Array, "M N"]:
     """combine(x W_1^T, ..., x W_G^T) with sums and `combine` in float32.
 
-    `combine` is elementwise; None needs G = 1. Every row's result is the same whatever the others
+    `combine` is elementwise; None needs G = 1. With `norm` (weight [K], eps) the rows of x are
+    RMS-normalised on the way. Every row's result is the same whatever the others
     are. The kernel takes up to 64 rows of bfloat16; by name, another case is an error.
     """
     if combine is None and weights.shape[0] != 1:
         raise ValueError(f"{weights.shape[0]} weight matrices and nothing to combine them")
     if use_pallas(implementation):
         if kernel.supported(x, weights):
-            return kernel.skinny_matmul(x, weights, combine, dtype, interpret=interpret)
+            return kernel.skinny_matmul(x, weights, combine, dtype, norm, interpret=interpret)
         if implementation == "pallas":
             raise NotImplementedError(
                 f"x {x.shape} {x.dtype}, weights {weights.shape}: the kernel takes up to "
                 f"{kernel.MAX_ROWS} rows of {jnp.bfloat16.__name__} and dims in multiples of 16"
             )
-    return reference.skinny_matmul(x, weights, combine, dtype)
+    return reference.skinny_matmul(x, weights, combine, dtype, norm)

@@ -2,7 +2,8 @@
 
 Up to four rows are multiplied elementwise (a tensor-core product would be mostly padding); more go
 through the tensor cores with the weights as the left operand, rows padded to 16, 32 or 64.
-No program shares an output, so sums have one order and no row depends on another.
+No program shares an output, so sums have one order and no row depends on another. The norm of a
+row is a factor of its products: every program finds it again beside them, from the rows it reads.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from jax.experimental.pallas import triton as plt
 from jax.typing import DTypeLike
 
 from ..triton import Dot, dividing_block, iota, triton_call
+from .reference import Norm
 
 MAX_ROWS = 64
 MAX_VECTOR_ROWS = 4
@@ -50,52 +52,74 @@ def _outputs(first: Any, tuning: SkinnyTuning) -> Any:
 
 
 def _vector_kernel(
-    x_ref: Any, w_ref: Any, o_ref: Any, *, tuning: SkinnyTuning, combine: Any
+    x_ref: Any, w_ref: Any, *refs: Any, tuning: SkinnyTuning, combine: Any, eps: float | None
 ) -> None:
+    *norm_refs, o_ref = refs
     (rows, count), inner = o_ref.shape, w_ref.shape[1]
     groups, first = w_ref.shape[0] // count, pl.program_id(0) * tuning.outputs
+    normed = eps is not None
 
     def step(index: Array, sums: tuple[Array, ...]) -> tuple[Array, ...]:
         part = pl.ds(index * tuning.inner, tuning.inner)
-        x = [x_ref[row, part].astype(jnp.float32)[None, :] for row in range(rows)]
+        x = [x_ref[row, part].astype(jnp.float32) for row in range(rows)]
+        squares = [y * y for y in x] if normed else []
+        x = [y * norm_refs[0][part] for y in x] if normed else x
         w = [
-            plt.load(
-                w_ref.at[_outputs(g * count + first, tuning), part], eviction_policy="evict_first"
-            ).astype(jnp.float32)
+            plt.load(w_ref.at[_outputs(g * count + first, tuning), part]).astype(jnp.float32)
             for g in range(groups)
         ]
-        products = (y * z for y in w for z in x)
-        return tuple(s + p for s, p in zip(sums, products, strict=True))
+        products = [y * z[None, :] for y in w for z in x]
+        return tuple(s + p for s, p in zip(sums, products + squares, strict=True))
 
     zero = jnp.zeros((tuning.outputs, tuning.inner), jnp.float32)
-    sums = lax.fori_loop(0, inner // tuning.inner, step, (zero,) * (groups * rows))
-    totals = [jnp.sum(s, axis=1) for s in sums]
+    line = jnp.zeros((tuning.inner,), jnp.float32)
+    carry = (zero,) * (groups * rows) + (line,) * (rows if normed else 0)
+    sums = lax.fori_loop(0, inner // tuning.inner, step, carry)
+    totals = [jnp.sum(s, axis=1) for s in sums[: groups * rows]]
     for row in range(rows):
-        o_ref[row, _outputs(first, tuning)] = combine(*totals[row::rows]).astype(o_ref.dtype)
+        out = totals[row::rows]
+        if eps is not None:
+            scale = lax.rsqrt(jnp.sum(sums[groups * rows + row]) / inner + eps)
+            out = [y * scale for y in out]
+        o_ref[row, _outputs(first, tuning)] = combine(*out).astype(o_ref.dtype)
 
 
 def _matrix_kernel(
-    x_ref: Any, w_ref: Any, o_ref: Any, *, tuning: SkinnyTuning, combine: Any, padded: int, dot: Dot
+    x_ref: Any,
+    w_ref: Any,
+    *refs: Any,
+    tuning: SkinnyTuning,
+    combine: Any,
+    eps: float | None,
+    padded: int,
+    dot: Dot,
 ) -> None:
+    *norm_refs, o_ref = refs
     (rows, count), inner = o_ref.shape, w_ref.shape[1]
     groups, first = w_ref.shape[0] // count, pl.program_id(0) * tuning.outputs
     valid = (iota((padded,), 0) < rows)[:, None]
+    normed = eps is not None
 
     def step(index: Array, sums: tuple[Array, ...]) -> tuple[Array, ...]:
         part = pl.ds(index * tuning.inner, tuning.inner)
         x = plt.load(x_ref.at[pl.ds(0, padded), part], mask=valid, other=0.0)
-        w = (
-            plt.load(
-                w_ref.at[_outputs(g * count + first, tuning), part], eviction_policy="evict_first"
-            )
-            for g in range(groups)
-        )
-        return tuple(s + dot(y, x, tb=True) for s, y in zip(sums, w, strict=True))
+        squares = ()
+        if normed:
+            wide = x.astype(jnp.float32)
+            squares = (sums[-1] + jnp.sum(wide * wide, axis=1),)
+            x = (wide * norm_refs[0][part][None, :]).astype(x.dtype)
+        w = (w_ref[_outputs(g * count + first, tuning), part] for g in range(groups))
+        return (*(s + dot(y, x, tb=True) for s, y in zip(sums, w, strict=False)), *squares)
 
     zero = jnp.zeros((tuning.outputs, padded), jnp.float32)
-    sums = lax.fori_loop(0, inner // tuning.inner, step, (zero,) * groups)
-    out = combine(*sums).astype(o_ref.dtype).T
-    plt.store(o_ref.at[pl.ds(0, padded), _outputs(first, tuning)], out, mask=valid)
+    line = jnp.zeros((padded,), jnp.float32)
+    carry = (zero,) * groups + (line,) * normed
+    sums = lax.fori_loop(0, inner // tuning.inner, step, carry)
+    out = list(sums[:groups])
+    if eps is not None:
+        out = [y * lax.rsqrt(sums[-1] / inner + eps)[None, :] for y in out]
+    target = o_ref.at[pl.ds(0, padded), _outputs(first, tuning)]
+    plt.store(target, combine(*out).astype(o_ref.dtype).T, mask=valid)
 
 
 def skinny_matmul(
@@ -103,6 +127,7 @@ def skinny_matmul(
     weights: Array,
     combine: Callable[..., Array] | None,
     dtype: DTypeLike | None,
+    norm: Norm | None = None,
     *,
     tuning: SkinnyTuning | None = None,
     interpret: bool = False,
@@ -115,7 +140,11 @@ def skinny_matmul(
         tuning.warps,
         tuning.stages,
     )
-    options: dict[str, Any] = {"tuning": tuning, "combine": combine or (lambda y: y)}
+    options: dict[str, Any] = {
+        "tuning": tuning,
+        "combine": combine or (lambda y: y),
+        "eps": None if norm is None else norm[1],
+    }
     if rows <= MAX_VECTOR_ROWS:
         kernel = functools.partial(_vector_kernel, **options)
     else:
@@ -132,4 +161,5 @@ def skinny_matmul(
         stages=tuning.stages,
         interpret=interpret,
     )
-    return call(x, weights.reshape(-1, inner))[0]
+    norm_weight = () if norm is None else (norm[0].astype(jnp.float32),)
+    return call(x, weights.reshape(-1, inner), *norm_weight)[0]
