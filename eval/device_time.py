@@ -63,3 +63,11 @@ def copy_rate(size: int = 1 << 31) -> float:
     loop = Loop(lambda carry, _: carry + 1, [jnp.zeros(())], x, 2 * size / 4e12)
     loop.compile()
     return 2 * size / loop.seconds()
+
+
+def matrix_rate(size: int = 8192) -> float:
+    """Operations a second of a large bf16 product of random matrices."""
+    a, b = jax.random.normal(jax.random.key(0), (2, size, size), jnp.bfloat16)
+    loop = Loop(lambda carry, b: carry @ b, [b], a, 2 * size**3 / 7e14)
+    loop.compile()
+    return 2 * size**3 / loop.seconds()
