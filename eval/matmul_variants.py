@@ -86,12 +86,10 @@ def run(args: argparse.Namespace) -> None:
             ) -> Any:
                 try:
 
-                    def step(carry: Any, w: Any) -> Any:
-                        x, out = carry
-                        return x, call(x, w, tuning)
+                    def step(x: Any, w: Any) -> Any:
+                        return call(x, w, tuning), x
 
-                    out = jnp.zeros((rows, count), jnp.bfloat16)
-                    loop = Loop(step, sets, (x, out), size / rate)
+                    loop = Loop(step, sets, x, size / rate)
                     loop.compile()
                     error = relative_rms(
                         jax.jit(lambda x, w: call(x, w, tuning))(x, sets[0]), found
