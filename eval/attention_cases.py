@@ -141,13 +141,11 @@ class AttentionCase:
             return None
         sets = [(jnp.int32(layer), self.queries(layer)) for layer in range(self.layers)]
 
-        def step(carry: Any, inputs: Any) -> Any:
+        def step(pools: Any, inputs: Any) -> Any:
             layer, q = inputs
-            return self.op(q, carry[1], layer, arm, interpret, tuned), carry[1]
+            return self.op(q, pools, layer, arm, interpret, tuned), pools
 
-        s = self.shape
-        o = jnp.zeros((sets[0][1].shape[0], s.heads, s.value_dim), jnp.bfloat16)
-        return Loop(step, sets, (o, self.pools()), expected)
+        return Loop(step, sets, self.pools(), expected)
 
     def _cudnn(self, expected: float) -> Loop | None:
         """A dense causal prefill of one sequence, without pages: what the library reaches."""
@@ -163,15 +161,15 @@ class AttentionCase:
             for key, dim in zip(keys, (s.key_dim, s.value_dim), strict=True)
         )
 
-        def step(carry: Any, q: Any) -> Any:
-            _, (k, v) = carry
+        def step(kv: Any, q: Any) -> Any:
+            k, v = kv
             o = jax.nn.dot_product_attention(
                 q, k, v, scale=s.key_dim**-0.5, is_causal=True, implementation="cudnn"
             )
-            return o, (k, v)
+            return o, kv
 
         sets = [self.queries(seed)[None] for seed in range(2)]
-        return Loop(step, sets, (jnp.zeros_like(sets[0]), (k, v)), expected)
+        return Loop(step, sets, (k, v), expected)
 
     def variants(self, interpret: bool) -> list[Variant]:
         """Tunings worth timing."""

@@ -96,12 +96,12 @@ def _sets(case: KernelCase) -> list[Data]:
 def _decode_loop(
     case: KernelCase, tuning: DecodeTuning, expected: float, interpret: bool
 ) -> Callable[[], Loop]:
-    def step(carry: Any, data: Data) -> Any:
-        return decode(*data.tensors, carry[1], 0, data.slots, tuning=tuning, interpret=interpret)
+    def step(pool: Any, data: Data) -> Any:
+        return decode(*data.tensors, pool, 0, data.slots, tuning=tuning, interpret=interpret)
 
     def make() -> Loop:
         sets = _sets(case)
-        return Loop(step, sets, (jnp.zeros_like(sets[0].tensors[2]), case.pool()), expected)
+        return Loop(step, sets, case.pool(), expected)
 
     return make
 
@@ -109,15 +109,13 @@ def _decode_loop(
 def _prefill_loop(
     case: KernelCase, tuning: PrefillTuning, expected: float, interpret: bool
 ) -> Callable[[], Loop]:
-    def step(carry: Any, data: Data) -> Any:
+    def step(pool: Any, data: Data) -> Any:
         segments = case.segments(data.slots)
-        return ragged_prefill(
-            *data.tensors, carry[1], 0, segments, tuning=tuning, interpret=interpret
-        )
+        return ragged_prefill(*data.tensors, pool, 0, segments, tuning=tuning, interpret=interpret)
 
     def make() -> Loop:
         sets = _sets(case)
-        return Loop(step, sets, (jnp.zeros_like(sets[0].tensors[2]), case.pool()), expected)
+        return Loop(step, sets, case.pool(), expected)
 
     return make
 
@@ -125,16 +123,12 @@ def _prefill_loop(
 def _prepare_loop(
     case: KernelCase, tuning: PrefillTuning, expected: float, interpret: bool
 ) -> Callable[[], Loop]:
-    def step(carry: Any, data: Data) -> Any:
+    def step(_: Any, data: Data) -> Any:
         tiles = make_tile_ranges(case.segments(data.slots).cu, case.tokens, tuning.chunk)
-        return prepare(*data.tensors, tiles, tuning, interpret=interpret)
+        return prepare(*data.tensors, tiles, tuning, interpret=interpret), ()
 
     def make() -> Loop:
-        sets = _sets(case)
-        shapes = jax.eval_shape(lambda data: step(None, data), sets[0])
-        return Loop(
-            step, sets, jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes), expected
-        )
+        return Loop(step, _sets(case), (), expected)
 
     return make
 
@@ -146,12 +140,12 @@ def _scan_loop(
         segments = case.segments(data.slots)
         return segments, make_tile_ranges(segments.cu, case.tokens, tuning.chunk)
 
-    def step(carry: Any, inputs: Any) -> Any:
+    def step(pool: Any, inputs: Any) -> Any:
         data, prepared = inputs
         v = data.tensors[2]
         out = jax.ShapeDtypeStruct(v.shape, v.dtype)
         segments, tiles = ranges(data)
-        return scan(prepared, carry[1], 0, segments, tiles, out, tuning, interpret=interpret)
+        return scan(prepared, pool, 0, segments, tiles, out, tuning, interpret=interpret)
 
     def make() -> Loop:
         data = case.data(0)
@@ -161,7 +155,6 @@ def _scan_loop(
             return prepare(*data.tensors, tiles, tuning, interpret=interpret)
 
         prepared = jax.jit(prepared_of)(data)
-        carry = (jnp.zeros_like(data.tensors[2]), case.pool())
-        return Loop(step, [(data, prepared)], carry, expected)
+        return Loop(step, [(data, prepared)], case.pool(), expected)
 
     return make

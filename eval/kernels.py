@@ -94,12 +94,7 @@ def _loop(case: Case, implementation: str, expected: float, interpret: bool) -> 
     def step(pool: Any, data: Data) -> Any:
         return op(case, pool, data, implementation, interpret)
 
-    def keep_output(carry: Any, data: Data) -> Any:
-        o, pool = step(carry[1], data)
-        return o, pool
-
-    v = sets[0].tensors[2]
-    return Loop(keep_output, sets, (jnp.zeros_like(v), case.pool()), expected)
+    return Loop(step, sets, case.pool(), expected)
 
 
 def _compile(loops: list[Loop]) -> None:
