@@ -154,13 +154,23 @@ def _kernel(
             if masked:
                 visible = (at[None, :] <= position[:, None]) & inside[None, :]
                 scores = jnp.where(visible, scores, NEVER)
-            high = jnp.maximum(top, jnp.max(scores, axis=1) * factor)
+            # The largest so far need not be the reference, only near: sums are seldom scaled down.
+            high = jnp.max(scores, axis=1) * factor
+            high = jnp.where(high > top + tuning.slack, high, top)
             weights = _powers(scores, factor, high, dot.interpret)
-            shrink = jnp.exp2(top - high)
-            total = total * shrink + jnp.sum(weights, axis=1)
+
+            def shrunk() -> tuple[Array, tuple[Array, ...]]:
+                shrink = jnp.exp2(top - high)
+                return total * shrink, tuple(a * shrink[:, None] for a in acc)
+
+            if tuning.slack:
+                total, acc = lax.cond(jnp.max(high - top) > 0, shrunk, lambda: (total, acc))
+            else:
+                total, acc = shrunk()
+            total = total + jnp.sum(weights, axis=1)
             v = k[: len(value_parts)] if latents else [load(values_ref, p) for p in value_parts]
             weights = weights.astype(v[0].dtype)
-            acc = tuple(a * shrink[:, None] + dot(weights, x) for a, x in zip(acc, v, strict=True))
+            acc = tuple(a + dot(weights, x) for a, x in zip(acc, v, strict=True))
             return (high, total, acc), pages
 
         sums = (
