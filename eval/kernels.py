@@ -54,16 +54,15 @@ def op(case: KernelCase, pool: Any, data: Data, implementation: Any, interpret: 
     """(o, pool)"""
     options = {"implementation": implementation, "interpret": interpret}
     if case.decode:
-        return decode_gated_delta_rule(*data.tensors, pool, 0, data.slots, **options)
+        return decode_gated_delta_rule(data.qkv, data.gates, pool, 0, data.slots, **options)
     segments = case.segments(data.slots)
-    return ragged_gated_delta_rule(*data.tensors, pool, 0, segments, **options)
+    return ragged_gated_delta_rule(data.qkv, data.gates, pool, 0, segments, **options)
 
 
 def check(case: KernelCase, interpret: bool) -> float:
     """The larger relative RMS of outputs and states, against float32 arithmetic in XLA."""
     data, pool = case.data(0), case.pool()
-    q, k, v, g, beta = (x.astype(jnp.float32) for x in data.tensors)
-    wide = Data((q, k, v, g, beta), data.slots)
+    wide = data._replace(qkv=data.qkv.astype(jnp.float32))
     run = jax.jit(op, static_argnums=(0, 3, 4))
     o, after = run(case, pool, data, "pallas", interpret)
     expected, expected_after = run(case, pool, wide, "xla", False)
@@ -81,8 +80,7 @@ def _loop(case: KernelCase, implementation: str, expected: float, interpret: boo
         o, pool = step(carry[1], data)
         return o, pool
 
-    v = sets[0].tensors[2]
-    return Loop(keep_output, sets, (jnp.zeros_like(v), case.pool()), expected)
+    return Loop(keep_output, sets, (case.outputs(), case.pool()), expected)
 
 
 def _compile(loops: list[Loop]) -> None:
