@@ -64,6 +64,10 @@ class KernelCase:
         outputs = 2 * self.tokens * s.heads * s.value_dim
         return self.input_bytes + outputs + 2 * self.state_bytes
 
+    def floor_seconds(self, copy_rate: float, matrix_rate: float) -> float:
+        """Bound by bytes; the products of a chunked form are its own choice, and not counted."""
+        return self.floor_bytes / copy_rate
+
     @property
     def sets(self) -> int:
         """How many input sets to rotate over. A short step needs many to fill a CUDA graph."""
@@ -85,10 +89,6 @@ class KernelCase:
         )
         slots = jnp.arange(self.sequences, dtype=jnp.int32) + seed * self.sequences
         return Data(qkv, gates, slots)
-
-    def outputs(self) -> jax.Array:
-        shape = (self.tokens, self.shape.heads, self.shape.value_dim)
-        return jnp.zeros(shape, self.shape.inputs(1)[0].dtype)
 
     def pool(self) -> jax.Array:
         """Slots for every set, and one that nobody owns."""

@@ -90,13 +90,13 @@ def _sets(case: KernelCase) -> list[Data]:
 def _decode_loop(
     case: KernelCase, tuning: DecodeTuning, expected: float, interpret: bool
 ) -> Callable[[], Loop]:
-    def step(carry: Any, data: Data) -> Any:
+    def step(pool: Any, data: Data) -> Any:
         return decode(
-            data.qkv, data.gates, carry[1], 0, data.slots, SOFTPLUS,
+            data.qkv, data.gates, pool, 0, data.slots, SOFTPLUS,
             tuning=tuning, interpret=interpret,
         )  # fmt: skip
 
-    return lambda: Loop(step, _sets(case), (case.outputs(), case.pool()), expected)
+    return lambda: Loop(step, _sets(case), case.pool(), expected)
 
 
 def _sets_of(gates: Gates) -> Gates:
@@ -106,14 +106,14 @@ def _sets_of(gates: Gates) -> Gates:
 def _prefill_loop(
     case: KernelCase, tuning: PrefillTuning, expected: float, interpret: bool
 ) -> Callable[[], Loop]:
-    def step(carry: Any, data: Data) -> Any:
+    def step(pool: Any, data: Data) -> Any:
         segments = case.segments(data.slots)
         return ragged_prefill(
-            data.qkv, _sets_of(data.gates), carry[1], jnp.zeros_like(segments.load), None,
+            data.qkv, _sets_of(data.gates), pool, jnp.zeros_like(segments.load), None,
             segments, SOFTPLUS, tuning=tuning, interpret=interpret,
         )  # fmt: skip
 
-    return lambda: Loop(step, _sets(case), (case.outputs(), case.pool()), expected)
+    return lambda: Loop(step, _sets(case), case.pool(), expected)
 
 
 def _options(case: KernelCase, tuning: PrefillTuning, interpret: bool) -> Options:
@@ -121,11 +121,9 @@ def _options(case: KernelCase, tuning: PrefillTuning, interpret: bool) -> Option
     return Options(s.key_dim, s.value_dim, SOFTPLUS, tuning, True, interpret)
 
 
-def _prepare(case: KernelCase, options: Options, data: Data, gate_set: Any) -> Prepared:
+def _prepare(case: KernelCase, options: Options, data: Data) -> Prepared:
     tiles = make_tile_ranges(case.segments(data.slots).cu, case.tokens, options.tuning.chunk)
-    return prepare(
-        data.qkv, _sets_of(data.gates), gate_set + jnp.zeros_like(tiles.start), tiles, options
-    )
+    return prepare(data.qkv, _sets_of(data.gates), jnp.zeros_like(tiles.start), tiles, options)
 
 
 def _prepare_loop(
@@ -133,18 +131,10 @@ def _prepare_loop(
 ) -> Callable[[], Loop]:
     options = _options(case, tuning, interpret)
 
-    def step(carry: Prepared, data: Data) -> Prepared:
-        # Zero, but not to the compiler: a call whose result nothing read would be left out.
-        zero = jnp.minimum(carry.decay.ravel()[0].astype(jnp.int32), 0)
-        return _prepare(case, options, data, zero)
+    def step(_: Any, data: Data) -> Any:
+        return _prepare(case, options, data), ()
 
-    def make() -> Loop:
-        sets = _sets(case)
-        shapes = jax.eval_shape(lambda data: _prepare(case, options, data, 0), sets[0])
-        carry = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
-        return Loop(step, sets, carry, expected)
-
-    return make
+    return lambda: Loop(step, _sets(case), (), expected)
 
 
 def _scan_loop(
@@ -152,16 +142,16 @@ def _scan_loop(
 ) -> Callable[[], Loop]:
     options = _options(case, tuning, interpret)
 
-    def step(carry: Any, inputs: Any) -> Any:
+    def step(pool: Any, inputs: Any) -> Any:
         data, prepared = inputs
         segments = case.segments(data.slots)
         tiles = make_tile_ranges(segments.cu, case.tokens, tuning.chunk)
         layers = jnp.zeros_like(segments.load)
-        return scan(prepared, data.qkv, carry[1], layers, segments, tiles, options)
+        return scan(prepared, data.qkv, pool, layers, segments, tiles, options)
 
     def make() -> Loop:
         data = case.data(0)
-        prepared = jax.jit(lambda data: _prepare(case, options, data, 0))(data)
-        return Loop(step, [(data, prepared)], (case.outputs(), case.pool()), expected)
+        prepared = jax.jit(lambda data: _prepare(case, options, data))(data)
+        return Loop(step, [(data, prepared)], case.pool(), expected)
 
     return make

@@ -32,7 +32,8 @@ def ragged_prefill(
     that each segment uses (None: the first).
     """
     tuning = tuning or PrefillTuning.default(qkv.dtype)
-    options = Options(*pool.shape[3:], activation, tuning, outputs, interpret)
+    key_dim, value_dim = pool.shape[3:]
+    options = Options(key_dim, value_dim, activation, tuning, outputs, interpret)
     tiles = make_tile_ranges(segments.cu, qkv.shape[0], tuning.chunk)
     gate_set = jnp.zeros_like(tiles.start)
     if gate_sets is not None:

@@ -218,7 +218,7 @@ def _channel_kernel(t: _Tile) -> None:
         sums, decayed = add_decayed_products(
             sums, q, k, g, sum_of, tuning.decay_leaf, t.leaf_dot, t.dot
         )
-        if q is not None:
+        if decayed.q_from_start is not None:
             store(out.q, decayed.q_from_start, part)
         store(out.k, decayed.k_from_start, part)
         store(out.k_to_end, decayed.k_to_end, part)
