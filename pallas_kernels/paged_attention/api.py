@@ -7,7 +7,9 @@ from jax import Array, lax
 from jaxtyping import Float, Int32
 
 from ..triton import Implementation, use_pallas
-from . import kernel, library, reference, tuning, work
+from . import library, reference, tuning, work
+from .attend import attend
+from .flash import head_blocks
 
 
 def _choose(implementation: Implementation | None, q: Array, value_dim: int) -> bool:
@@ -127,14 +129,14 @@ def decode(
     """`decode_paged_attention` by the kernel: every sequence is cut into pieces of its keys."""
     group = q.shape[1] // keys.shape[3]
     tuned = tuned or tuning.decode_tuning(group, q.shape[2], q.dtype)
-    heads = kernel.head_blocks(q.shape[1], keys.shape[3], tuned.rows)
+    heads = head_blocks(q.shape[1], keys.shape[3], tuned.rows)
     context = page_table.shape[1] * keys.shape[2]
     left = 4 * q.shape[1] * value_dim
     cut = tuning.make_cut(q.shape[0], heads.blocks, left, context, tuned)
     tiles = work.decode_tiles(positions)
     pieces = work.make_pieces(tiles, cut, tuned)
     args = (q, keys, values, layer, positions, page_table, tiles, pieces, cut, tuned)
-    return kernel.attend(*args, scale=scale, value_dim=value_dim, interpret=interpret)
+    return attend(*args, scale=scale, value_dim=value_dim, interpret=interpret)
 
 
 def prefill(
@@ -153,7 +155,7 @@ def prefill(
 ) -> Array:
     """`ragged_paged_attention` by the kernel: few tiles are cut into pieces, many are not."""
     tuned = tuned or tuning.prefill_tuning(q.shape[2], q.dtype)
-    heads = kernel.head_blocks(q.shape[1], keys.shape[3], tuned.rows)
+    heads = head_blocks(q.shape[1], keys.shape[3], tuned.rows)
     per_tile = tuned.rows // heads.together
     tiles = work.prefill_tiles(positions, cu_seqlens, per_tile)
     count, context = tiles.keys.shape[0], page_table.shape[1] * keys.shape[2]
@@ -161,4 +163,4 @@ def prefill(
     cut = tuning.make_cut(count, heads.blocks, left, context, tuned)
     pieces = work.make_pieces(tiles, cut, tuned)
     args = (q, keys, values, layer, positions, page_table, tiles, pieces, cut, tuned)
-    return kernel.attend(*args, scale=scale, value_dim=value_dim, interpret=interpret)
+    return attend(*args, scale=scale, value_dim=value_dim, interpret=interpret)
