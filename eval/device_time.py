@@ -63,3 +63,11 @@ def copy_rate(size: int = 1 << 31) -> float:
     loop = Loop(lambda carry, _: carry + 1, [jnp.zeros(())], x, 2 * size / 4e12)
     loop.compile()
     return 2 * size / loop.seconds()
+
+
+def matmul_rate(size: int = 8192) -> float:
+    """Operations a second of a large bfloat16 product, on random values."""
+    a, b = (jax.random.normal(jax.random.key(n), (size, size), jnp.bfloat16) for n in range(2))
+    loop = Loop(lambda _, x: x[0] @ x[1], [(a, b)], jnp.zeros_like(a), 2 * size**3 / 7e14)
+    loop.compile()
+    return 2 * size**3 / loop.seconds()

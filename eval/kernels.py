@@ -1,8 +1,9 @@
-"""Suite `kernels`: device time of the gated delta rule, checked first, beside its peers.
+"""Suite `kernels`: device time of every kernel, checked first, beside its peers.
 
-Arms: `pallas`, `xla` (the reference form), `fla` (flash-linear-attention, when importable) and
-`floor` (every byte moved once, at the rate of a copy measured in the same run). A kernel whose
-check against the reference is red gets no time.
+Arms: `pallas`, `xla` (the reference form), `fla` (flash-linear-attention, when importable, for the
+gated delta rule) and `floor` (every byte moved once at the rate of a copy, or every product at that
+of a large matrix product, both measured in the same run). A kernel whose check against the
+reference is red gets no time.
 """
 
 from __future__ import annotations
@@ -18,9 +19,10 @@ import jax.numpy as jnp
 from pallas_kernels.gated_delta_rule import decode_gated_delta_rule, ragged_gated_delta_rule
 
 from . import fla_peer
-from .device_time import REPEAT, Loop, copy_rate
+from .device_time import REPEAT, Loop, copy_rate, matmul_rate
 from .kernel_cases import Data, KernelCase, all_cases, relative_rms, tiny_cases
 from .kernel_variants import Variant, variants
+from .op_cases import OpCase, all_op_cases, tiny_op_cases
 from .results import Result, ResultsFile
 
 BOUND = 5e-3  # relative RMS, bf16 inputs against float32 arithmetic
@@ -38,16 +40,26 @@ def run(args: argparse.Namespace) -> None:
     if not args.dry_run and jax.default_backend() != "gpu":
         raise ValueError("times of kernels need a GPU; --dry-run interprets tiny cases")
     results = ResultsFile(args.out)
-    cases = tiny_cases() if args.dry_run else all_cases()
+    cases: list[KernelCase | OpCase] = []
+    cases += [*tiny_cases(), *tiny_op_cases()] if args.dry_run else [*all_cases(), *all_op_cases()]
     wanted = [part for part in args.cases.split(",") if part]
     cases = [c for c in cases if not wanted or any(part in c.name for part in wanted)]
     rate = copy_rate(1 << 20 if args.dry_run else 1 << 31)
     results.append(Result("kernels", "copy", "xla", "rate", rate / 1e12, "TB/s", REPEAT))
-    print(f"copy {rate / 1e12:.2f} TB/s", flush=True)
+    flops = matmul_rate(256 if args.dry_run else 8192)
+    results.append(Result("kernels", "matmul", "xla", "rate", flops / 1e12, "TFLOP/s", REPEAT))
+    print(f"copy {rate / 1e12:.2f} TB/s, bf16 product {flops / 1e12:.0f} TFLOP/s", flush=True)
     if args.variants:
         _run_variants(cases, results, args.dry_run)
-    else:
-        _run_arms(cases, results, rate, args.arms.split(","), args.dry_run)
+        return
+    floors = {c.name: _floor(c, rate, flops) for c in cases}
+    _run_arms(cases, results, floors, args.arms.split(","), args.dry_run)
+
+
+def _floor(case: KernelCase | OpCase, rate: float, flops: float) -> float:
+    """Seconds. The delta rule's products are too few, for its bytes, to be a floor."""
+    products = case.flops / flops if isinstance(case, OpCase) else 0.0
+    return max(case.floor_bytes / rate, products)
 
 
 def op(case: KernelCase, pool: Any, data: Data, implementation: Any, interpret: bool) -> Any:
@@ -59,8 +71,10 @@ def op(case: KernelCase, pool: Any, data: Data, implementation: Any, interpret: 
     return ragged_gated_delta_rule(*data.tensors, pool, 0, segments, **options)
 
 
-def check(case: KernelCase, interpret: bool) -> float:
+def check(case: KernelCase | OpCase, interpret: bool) -> float:
     """The larger relative RMS of outputs and states, against float32 arithmetic in XLA."""
+    if isinstance(case, OpCase):
+        return case.check(interpret)
     data, pool = case.data(0), case.pool()
     q, k, v, g, beta = (x.astype(jnp.float32) for x in data.tensors)
     wide = Data((q, k, v, g, beta), data.slots)
@@ -71,7 +85,10 @@ def check(case: KernelCase, interpret: bool) -> float:
     return max(relative_rms(o, expected), relative_rms(after[slots, 0], expected_after[slots, 0]))
 
 
-def _loop(case: KernelCase, implementation: str, expected: float, interpret: bool) -> Loop:
+def _loop(case: KernelCase | OpCase, implementation: str, expected: float, interpret: bool) -> Loop:
+    if isinstance(case, OpCase):
+        interpret = interpret and implementation == "pallas"
+        return case.loop(expected, implementation=implementation, interpret=interpret)
     sets = [case.data(seed) for seed in range(case.sets)]
 
     def step(pool: Any, data: Data) -> Any:
@@ -91,16 +108,20 @@ def _compile(loops: list[Loop]) -> None:
 
 
 def _run_arms(
-    cases: list[KernelCase], results: ResultsFile, rate: float, arms: list[str], interpret: bool
+    cases: list[KernelCase | OpCase],
+    results: ResultsFile,
+    floors: dict[str, float],
+    arms: list[str],
+    interpret: bool,
 ) -> None:
     table: dict[str, dict[str, float]] = {}
     for case in cases:
-        floor = case.floor_bytes / rate
+        floor = floors[case.name]
         times = table.setdefault(case.name, {"floor": floor})
         error = check(case, interpret)
         results.append(Result("kernels", case.name, "pallas", "error", error, "relative RMS", 1))
-        red = error > BOUND
-        print(f"{case.name:32} error {error:.1e}{' RED: no time' if red else ''}", flush=True)
+        red = error > (case.bound if isinstance(case, OpCase) else BOUND)
+        print(f"{case.name:44} error {error:.1e}{' RED: no time' if red else ''}", flush=True)
         ours = {"pallas": 6 * floor, "xla": 60 * floor}
         loops = {
             arm: _loop(case, arm, ours[arm], interpret)
@@ -111,11 +132,11 @@ def _run_arms(
         for arm, loop in loops.items():
             times[arm] = loop.seconds()
         loops.clear()
-        if "fla" in arms and fla_peer.available():
+        if "fla" in arms and isinstance(case, KernelCase) and fla_peer.available():
             try:
                 times["fla"] = fla_peer.seconds(case, 12 * floor)
             except Exception as error:  # a peer's failure must not lose our numbers
-                print(f"{case.name:32} fla failed: {error!r:.300}", flush=True)
+                print(f"{case.name:44} fla failed: {error!r:.300}", flush=True)
         for arm, value in times.items():
             results.append(Result("kernels", case.name, arm, "time", 1e3 * value, "ms", REPEAT))
         print(_row(case.name, times), flush=True)
@@ -130,14 +151,14 @@ COLUMNS = ("pallas", "xla", "fla", "floor")
 def _row(name: str, times: dict[str, float]) -> str:
     if not times:
         heads = "".join(f"{column:>11}" for column in COLUMNS)
-        return f"{'device time, ms':32}{heads}    fla/pallas  pallas/floor"
+        return f"{'device time, ms':44}{heads}    fla/pallas  pallas/floor"
     cells = "".join(f"{1e3 * times[c]:11.4f}" if c in times else f"{'-':>11}" for c in COLUMNS)
     ours = times.get("pallas")
     against = f"{times['fla'] / ours:14.2f}" if ours and "fla" in times else f"{'-':>14}"
-    return f"{name:32}{cells}{against}" + (f"{ours / times['floor']:14.1f}" if ours else "")
+    return f"{name:44}{cells}{against}" + (f"{ours / times['floor']:14.1f}" if ours else "")
 
 
-def _run_variants(cases: list[KernelCase], results: ResultsFile, interpret: bool) -> None:
+def _run_variants(cases: list[KernelCase | OpCase], results: ResultsFile, interpret: bool) -> None:
     for case in cases:
         found: list[tuple[float, Variant]] = []
         batch = variants(case, interpret)
