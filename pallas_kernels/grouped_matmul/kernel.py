@@ -1,9 +1,10 @@
 """The grouped product as one kernel: a program a (block of columns, tile of rows of one group).
 
-Which rows a tile holds and whose they are is data, computed on the device: there are as many tiles
-as any sizes of the groups could need, and those not needed end at once. Tiles of one group follow
-each other, so that its matrix is read from memory once and then from the cache; a group without
-rows has no tile, and its matrix is not read. Every element is one sum in order of the inner axis.
+There are as many tiles as any sizes of the groups could need, and those not needed end at once.
+Each program finds its own rows from the sizes: a list of tiles made before would take several
+small kernels, longer than one token's products. Tiles of one group follow each other, so that its
+matrix is read from memory once and then from the cache; a group without rows has no tile, and its
+matrix is not read. Every element is one sum in order of the inner axis.
 """
 
 from __future__ import annotations
@@ -19,16 +20,31 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plt
 from jax.typing import DTypeLike
 
-from ..ragged import make_tile_ranges, owner
 from ..triton import Dot, dividing_block, iota, triton_call
 from .reference import Combine
 from .tuning import MatmulTuning
 
 
+def _find_tile(sizes_ref: Any, tile: Array, rows: int, count: int) -> tuple[Array, Array, Array]:
+    """(first row, number of rows, group) of a tile. Behind the last group come tiles of the rows
+    that belong to none, whose group is the number of groups, and then empty ones."""
+    groups = sizes_ref.shape[0]
+    wide = pl.next_power_of_2(groups)
+    index = iota((wide,), 0)
+    sizes = plt.load(sizes_ref.at[pl.ds(0, wide)], mask=index < groups, other=0)
+    tiles = (sizes + (rows - 1)) // rows
+    group = jnp.sum((jnp.cumsum(tiles) <= tile).astype(jnp.int32))
+    group = jnp.minimum(group, groups)
+    before = index < group
+    begin = jnp.sum(jnp.where(before, sizes, 0))
+    offset = (tile - jnp.sum(jnp.where(before, tiles, 0))) * rows
+    size = jnp.sum(jnp.where(index == group, sizes, 0))
+    size = jnp.where(group < groups, size, count - begin)
+    return begin + offset, jnp.clip(size - offset, 0, rows), group
+
+
 def _kernel(
-    start_ref: Any,
-    rows_ref: Any,
-    group_ref: Any,
+    sizes_ref: Any,
     *refs: Any,
     tuning: MatmulTuning,
     combine: Combine | None,
@@ -36,7 +52,7 @@ def _kernel(
 ) -> None:
     *index_refs, x_ref, w_ref, y_ref = refs
     block, tile = pl.program_id(0), pl.program_id(1)
-    start, rows, group = start_ref[tile], rows_ref[tile], group_ref[tile]
+    start, rows, group = _find_tile(sizes_ref, tile, tuning.rows, y_ref.shape[0])
     groups, matrices = w_ref.shape[:2]
     columns = pl.ds(block * tuning.columns, tuning.columns)
     dot = Dot(tuning.products, interpret)
@@ -98,9 +114,7 @@ def grouped_matmul(
         columns=dividing_block(outputs, tuning.columns // matrices),
         inner=dividing_block(w.shape[2], tuning.inner),
     )
-    cu = jnp.pad(jnp.cumsum(group_sizes, dtype=jnp.int32), (1, 1), constant_values=(0, count))
-    tiles = make_tile_ranges(cu, count, tuning.rows)
-    number = tiles.start.shape[0]
+    number = min(count, pl.cdiv(count, tuning.rows) + groups + 1)
     call = triton_call(
         functools.partial(_kernel, tuning=tuning, combine=combine, interpret=interpret),
         "grouped_matmul",
@@ -112,7 +126,7 @@ def grouped_matmul(
     )
     index = [] if rows is None else [rows]
     parts = w.reshape(groups, matrices, outputs, w.shape[2])
-    (y,) = call(tiles.start, tiles.rows, owner(tiles.of_segment, number), *index, x, parts)
+    (y,) = call(group_sizes, *index, x, parts)
     return y
 
 
