@@ -25,9 +25,10 @@ from .attention_cases import Variant as AttentionVariant
 from .device_time import REPEAT, Loop, copy_rate, matrix_rate
 from .kernel_cases import Data, KernelCase, all_cases, relative_rms, tiny_cases
 from .kernel_variants import Variant, variants
+from .op_cases import OpCase, all_op_cases, tiny_op_cases
 from .results import Result, ResultsFile
 
-Case = KernelCase | AttentionCase
+Case = KernelCase | AttentionCase | OpCase
 
 BOUND = 5e-3  # relative RMS, bf16 inputs against float32 arithmetic
 
@@ -44,9 +45,9 @@ def run(args: argparse.Namespace) -> None:
     if not args.dry_run and jax.default_backend() != "gpu":
         raise ValueError("times of kernels need a GPU; --dry-run interprets tiny cases")
     results = ResultsFile(args.out)
-    cases: list[Case] = [*all_cases(), *attention_cases()]
+    cases: list[Case] = [*all_cases(), *attention_cases(), *all_op_cases()]
     if args.dry_run:
-        cases = [*tiny_cases(), *tiny_attention_cases()]
+        cases = [*tiny_cases(), *tiny_attention_cases(), *tiny_op_cases()]
     wanted = [part for part in args.cases.split(",") if part]
     cases = [c for c in cases if not wanted or any(part in c.name for part in wanted)]
     rate = copy_rate(1 << 20 if args.dry_run else 1 << 31)
@@ -71,7 +72,7 @@ def op(case: KernelCase, pool: Any, data: Data, implementation: Any, interpret: 
 
 def check(case: Case, interpret: bool) -> float:
     """The larger relative RMS of outputs and states, against float32 arithmetic in XLA."""
-    if isinstance(case, AttentionCase):
+    if isinstance(case, AttentionCase | OpCase):
         return case.check(interpret)
     data, pool = case.data(0), case.pool()
     wide = data._replace(qkv=data.qkv.astype(jnp.float32))
@@ -88,6 +89,9 @@ def _loop(case: Case, implementation: str, expected: float, interpret: bool) -> 
         return case.loop(implementation, expected, interpret)
     if implementation not in ("pallas", "xla"):
         return None
+    if isinstance(case, OpCase):
+        interpret = interpret and implementation == "pallas"
+        return case.loop(expected, implementation=implementation, interpret=interpret)
     sets = [case.data(seed) for seed in range(case.sets)]
 
     def step(pool: Any, data: Data) -> Any:
@@ -114,8 +118,8 @@ def _run_arms(
         times = table.setdefault(case.name, {"floor": floor})
         error = check(case, interpret)
         results.append(Result("kernels", case.name, "pallas", "error", error, "relative RMS", 1))
-        red = error > BOUND
-        print(f"{case.name:32} error {error:.1e}{' RED: no time' if red else ''}", flush=True)
+        red = error > (case.bound if isinstance(case, OpCase) else BOUND)
+        print(f"{case.name:44} error {error:.1e}{' RED: no time' if red else ''}", flush=True)
         expected = {"pallas": 6 * floor, "auto": 3 * floor, "xla": 60 * floor, "cudnn": 2 * floor}
         loops = {
             arm: loop
@@ -131,7 +135,7 @@ def _run_arms(
             try:
                 times["fla"] = fla_peer.seconds(case, 12 * floor)
             except Exception as error:  # a peer's failure must not lose our numbers
-                print(f"{case.name:32} fla failed: {error!r:.300}", flush=True)
+                print(f"{case.name:44} fla failed: {error!r:.300}", flush=True)
         for arm, value in times.items():
             results.append(Result("kernels", case.name, arm, "time", 1e3 * value, "ms", REPEAT))
         print(_row(case.name, times), flush=True)
@@ -146,11 +150,11 @@ COLUMNS = ("pallas", "auto", "xla", "fla", "cudnn", "floor")
 def _row(name: str, times: dict[str, float]) -> str:
     if not times:
         heads = "".join(f"{column:>11}" for column in COLUMNS)
-        return f"{'device time, ms':32}{heads}    fla/pallas  pallas/floor"
+        return f"{'device time, ms':44}{heads}    fla/pallas  pallas/floor"
     cells = "".join(f"{1e3 * times[c]:11.4f}" if c in times else f"{'-':>11}" for c in COLUMNS)
     ours = times.get("pallas")
     against = f"{times['fla'] / ours:14.2f}" if ours and "fla" in times else f"{'-':>14}"
-    return f"{name:32}{cells}{against}" + (f"{ours / times['floor']:14.1f}" if ours else "")
+    return f"{name:44}{cells}{against}" + (f"{ours / times['floor']:14.1f}" if ours else "")
 
 
 def _run_variants(cases: list[Case], results: ResultsFile, interpret: bool) -> None:
