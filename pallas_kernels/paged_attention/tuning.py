@@ -33,7 +33,7 @@ class Tuning:
 
 def decode_tuning(group: int, dim: int, dtype: DTypeLike) -> Tuning:
     """A few queries against many keys: bound by the bytes of the keys."""
-    rows = min(64, max(16, 1 << (group - 1).bit_length()))
+    rows = min(32 if dim > 256 else 64, max(16, 1 << (group - 1).bit_length()))
     cut: dict[str, Any] = {"rounds": 2, "piece": 512}
     if dtype != jnp.bfloat16:
         return Tuning(rows, block=16 if dim > 256 else 32, warps=4, stages=1, **cut)
