@@ -39,6 +39,7 @@ class PrefillTuning:
         return cls(
             products="tf32x3",
             leaf_products="tf32x3",
+            inverse_leaf=4,
             decay_leaf=4,
             key_block=32,
             prepare_warps=8,
