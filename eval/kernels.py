@@ -30,6 +30,7 @@ from .results import Result, ResultsFile
 
 Case = KernelCase | AttentionCase | OpCase
 
+TOGETHER = 8  # cases whose inputs are on the device at once
 BOUND = 5e-3  # relative RMS, bf16 inputs against float32 arithmetic
 
 
@@ -100,9 +101,25 @@ def _loop(case: Case, implementation: str, expected: float, interpret: bool) -> 
     return Loop(step, sets, case.pool(), expected)
 
 
-def _compile(loops: list[Loop]) -> None:
-    with ThreadPoolExecutor(8) as threads:
-        list(threads.map(Loop.compile, loops))
+def _bound(case: Case) -> float:
+    return case.bound if isinstance(case, OpCase) else BOUND
+
+
+def _build(
+    case: Case, floor: float, arms: list[str], interpret: bool
+) -> tuple[float, dict[str, Loop]]:
+    """The error of the kernel, and the compiled loops of the arms that may be timed."""
+    error = check(case, interpret)
+    expected = {"pallas": 6 * floor, "auto": 3 * floor, "xla": 60 * floor, "cudnn": 2 * floor}
+    loops = {
+        arm: loop
+        for arm, seconds in expected.items()
+        if arm in arms and not (error > _bound(case) and arm == "pallas")
+        if (loop := _loop(case, arm, seconds, interpret)) is not None
+    }
+    for loop in loops.values():
+        loop.compile()
+    return error, loops
 
 
 def _run_arms(
@@ -113,35 +130,49 @@ def _run_arms(
     interpret: bool,
 ) -> None:
     table: dict[str, dict[str, float]] = {}
-    for case in cases:
-        floor = case.floor_seconds(*rates)
+    for first in range(0, len(cases), TOGETHER):
+        _time_arms(cases[first : first + TOGETHER], results, rates, arms, interpret, table)
+    print("\n" + _row("", {}))
+    for name, times in table.items():
+        print(_row(name, times))
+
+
+def _time_arms(
+    cases: list[Case],
+    results: ResultsFile,
+    rates: tuple[float, float],
+    arms: list[str],
+    interpret: bool,
+    table: dict[str, dict[str, float]],
+) -> None:
+    """All are checked and compiled on many cores first; then the device is timed, alone."""
+    floors = [case.floor_seconds(*rates) for case in cases]
+    with ThreadPoolExecutor(TOGETHER) as threads:
+        builds = [
+            threads.submit(_build, case, floor, arms, interpret)
+            for case, floor in zip(cases, floors, strict=True)
+        ]
+    for case, floor in zip(cases, floors, strict=True):
+        build = builds.pop(0)  # its inputs go when it is done
         times = table.setdefault(case.name, {"floor": floor})
-        error = check(case, interpret)
+        if failure := build.exception():  # of one case must not lose the others' numbers
+            print(f"{case.name:44} failed: {failure!r:.300}", flush=True)
+            continue
+        error, loops = build.result()
         results.append(Result("kernels", case.name, "pallas", "error", error, "relative RMS", 1))
-        red = error > (case.bound if isinstance(case, OpCase) else BOUND)
-        print(f"{case.name:44} error {error:.1e}{' RED: no time' if red else ''}", flush=True)
-        expected = {"pallas": 6 * floor, "auto": 3 * floor, "xla": 60 * floor, "cudnn": 2 * floor}
-        loops = {
-            arm: loop
-            for arm, seconds in expected.items()
-            if arm in arms and not (red and arm == "pallas")
-            if (loop := _loop(case, arm, seconds, interpret)) is not None
-        }
-        _compile(list(loops.values()))
+        red = " RED: no time" if error > _bound(case) else ""
+        print(f"{case.name:44} error {error:.1e}{red}", flush=True)
         for arm, loop in loops.items():
             times[arm] = loop.seconds()
         loops.clear()
         if "fla" in arms and isinstance(case, KernelCase) and fla_peer.available():
             try:
                 times["fla"] = fla_peer.seconds(case, 12 * floor)
-            except Exception as error:  # a peer's failure must not lose our numbers
+            except Exception as error:  # a peer's failure, likewise
                 print(f"{case.name:44} fla failed: {error!r:.300}", flush=True)
         for arm, value in times.items():
             results.append(Result("kernels", case.name, arm, "time", 1e3 * value, "ms", REPEAT))
         print(_row(case.name, times), flush=True)
-    print("\n" + _row("", {}))
-    for name, times in table.items():
-        print(_row(name, times))
 
 
 COLUMNS = ("pallas", "auto", "xla", "fla", "cudnn", "floor")
