@@ -5,9 +5,14 @@ from __future__ import annotations
 import argparse
 from types import ModuleType
 
-from . import kernels, model
+from . import kernels, matmul_variants, model, step_profile
 
-SUITES: dict[str, ModuleType] = {"kernels": kernels, "model": model}
+SUITES: dict[str, ModuleType] = {
+    "kernels": kernels,
+    "model": model,
+    "profile": step_profile,
+    "matmul-variants": matmul_variants,
+}
 
 
 def main() -> None:

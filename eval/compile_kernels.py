@@ -102,7 +102,7 @@ def conv_functions() -> Iterator[tuple[Callable, Any]]:
 def experts_functions() -> Iterator[tuple[Callable, Any]]:
     """Qwen3.5-35B-A3B: 8 of 256 experts, from one token to a whole prefill."""
     sizes = jax.ShapeDtypeStruct((256,), jnp.int32)
-    gate_up = jax.ShapeDtypeStruct((256, 1024, 2048), jnp.bfloat16)
+    gate_up = jax.ShapeDtypeStruct((256, 2, 512, 2048), jnp.bfloat16)
     down = jax.ShapeDtypeStruct((256, 2048, 512), jnp.bfloat16)
 
     def swiglu(gate: Any, up: Any) -> Any:

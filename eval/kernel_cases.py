@@ -60,6 +60,10 @@ class KernelCase:
         v = self.shape.inputs(self.tokens)[2]
         return self.input_bytes + v.size * v.dtype.itemsize + 2 * self.state_bytes
 
+    def floor_seconds(self, copy_rate: float, matrix_rate: float) -> float:
+        """Bound by bytes; the products of a chunked form are its own choice, and not counted."""
+        return self.floor_bytes / copy_rate
+
     @property
     def sets(self) -> int:
         """How many input sets to rotate over. A short step needs many to fill a CUDA graph."""

@@ -1,4 +1,4 @@
-"""Tunings worth timing, each kernel by itself."""
+"""Tunings of the gated delta rule's kernels worth timing, each kernel by itself."""
 
 from __future__ import annotations
 
@@ -18,12 +18,11 @@ from pallas_kernels.ragged import Segments, TileRanges, make_tile_ranges
 
 from .device_time import Loop
 from .kernel_cases import Data, KernelCase
-from .op_cases import OpCase
 
 
 @dataclass(frozen=True)
 class Variant:
-    """`kernel` is decode, prepare, scan or prefill (both); of an op with one kernel, op."""
+    """`kernel` is decode, prepare, scan or prefill (both)."""
 
     kernel: str
     tuning: Any
@@ -64,14 +63,8 @@ def _scan_tunings(default: PrefillTuning) -> Iterator[PrefillTuning]:
             )
 
 
-def variants(case: KernelCase | OpCase, interpret: bool) -> list[Variant]:
+def variants(case: KernelCase, interpret: bool) -> list[Variant]:
     expected = 4 * case.floor_bytes / 4e12
-    if isinstance(case, OpCase):
-        tunings = case.tunings()
-        return [
-            Variant("op", t, tunings[0], _op_loop(case, t, expected, interpret))
-            for t in dict.fromkeys(tunings[: 2 if interpret else None])
-        ]
     if case.decode:
         default = DecodeTuning.default(case.sequences, case.shape.heads)
         tunings = [
@@ -96,10 +89,6 @@ def variants(case: KernelCase | OpCase, interpret: bool) -> list[Variant]:
     return out
 
 
-def _op_loop(case: OpCase, tuning: Any, expected: float, interpret: bool) -> Callable[[], Loop]:
-    return lambda: case.loop(expected, tuning=tuning, interpret=interpret)
-
-
 def _sets(case: KernelCase) -> list[Data]:
     return [case.data(seed) for seed in range(case.sets)]
 
@@ -107,12 +96,12 @@ def _sets(case: KernelCase) -> list[Data]:
 def _decode_loop(
     case: KernelCase, tuning: DecodeTuning, expected: float, interpret: bool
 ) -> Callable[[], Loop]:
-    def step(carry: Any, data: Data) -> Any:
-        return decode(*data.tensors, carry[1], 0, data.slots, tuning=tuning, interpret=interpret)
+    def step(pool: Any, data: Data) -> Any:
+        return decode(*data.tensors, pool, 0, data.slots, tuning=tuning, interpret=interpret)
 
     def make() -> Loop:
         sets = _sets(case)
-        return Loop(step, sets, (jnp.zeros_like(sets[0].tensors[2]), case.pool()), expected)
+        return Loop(step, sets, case.pool(), expected)
 
     return make
 
@@ -120,15 +109,13 @@ def _decode_loop(
 def _prefill_loop(
     case: KernelCase, tuning: PrefillTuning, expected: float, interpret: bool
 ) -> Callable[[], Loop]:
-    def step(carry: Any, data: Data) -> Any:
+    def step(pool: Any, data: Data) -> Any:
         segments = case.segments(data.slots)
-        return ragged_prefill(
-            *data.tensors, carry[1], 0, segments, tuning=tuning, interpret=interpret
-        )
+        return ragged_prefill(*data.tensors, pool, 0, segments, tuning=tuning, interpret=interpret)
 
     def make() -> Loop:
         sets = _sets(case)
-        return Loop(step, sets, (jnp.zeros_like(sets[0].tensors[2]), case.pool()), expected)
+        return Loop(step, sets, case.pool(), expected)
 
     return make
 
@@ -136,16 +123,12 @@ def _prefill_loop(
 def _prepare_loop(
     case: KernelCase, tuning: PrefillTuning, expected: float, interpret: bool
 ) -> Callable[[], Loop]:
-    def step(carry: Any, data: Data) -> Any:
+    def step(_: Any, data: Data) -> Any:
         tiles = make_tile_ranges(case.segments(data.slots).cu, case.tokens, tuning.chunk)
-        return prepare(*data.tensors, tiles, tuning, interpret=interpret)
+        return prepare(*data.tensors, tiles, tuning, interpret=interpret), ()
 
     def make() -> Loop:
-        sets = _sets(case)
-        shapes = jax.eval_shape(lambda data: step(None, data), sets[0])
-        return Loop(
-            step, sets, jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes), expected
-        )
+        return Loop(step, _sets(case), (), expected)
 
     return make
 
@@ -157,12 +140,12 @@ def _scan_loop(
         segments = case.segments(data.slots)
         return segments, make_tile_ranges(segments.cu, case.tokens, tuning.chunk)
 
-    def step(carry: Any, inputs: Any) -> Any:
+    def step(pool: Any, inputs: Any) -> Any:
         data, prepared = inputs
         v = data.tensors[2]
         out = jax.ShapeDtypeStruct(v.shape, v.dtype)
         segments, tiles = ranges(data)
-        return scan(prepared, carry[1], 0, segments, tiles, out, tuning, interpret=interpret)
+        return scan(prepared, pool, 0, segments, tiles, out, tuning, interpret=interpret)
 
     def make() -> Loop:
         data = case.data(0)
@@ -172,7 +155,6 @@ def _scan_loop(
             return prepare(*data.tensors, tiles, tuning, interpret=interpret)
 
         prepared = jax.jit(prepared_of)(data)
-        carry = (jnp.zeros_like(data.tensors[2]), case.pool())
-        return Loop(step, [(data, prepared)], carry, expected)
+        return Loop(step, [(data, prepared)], case.pool(), expected)
 
     return make

@@ -1,14 +1,15 @@
-"""Suite `kernels`: device time of every kernel, checked first, beside its peers.
+"""Suite `kernels`: device time of the kernels, checked first, beside their peers.
 
-Arms: `pallas`, `xla` (the reference form), `fla` (flash-linear-attention, when importable, for the
-gated delta rule) and `floor` (every byte moved once at the rate of a copy, or every product at that
-of a large matrix product, both measured in the same run). A kernel whose check against the
-reference is red gets no time.
+Arms: `pallas`, `xla` (the reference form), `fla` (flash-linear-attention, when importable), `cudnn`
+(attention of one dense causal sequence) and `floor` (every byte moved once at the rate of a copy,
+or every product done at the rate of a large one, both measured in the same run). A kernel whose
+check against the reference is red gets no time.
 """
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -19,11 +20,15 @@ import jax.numpy as jnp
 from pallas_kernels.gated_delta_rule import decode_gated_delta_rule, ragged_gated_delta_rule
 
 from . import fla_peer
-from .device_time import REPEAT, Loop, copy_rate, matmul_rate
+from .attention_cases import AttentionCase, attention_cases, tiny_attention_cases
+from .attention_cases import Variant as AttentionVariant
+from .device_time import REPEAT, Loop, copy_rate, matrix_rate
 from .kernel_cases import Data, KernelCase, all_cases, relative_rms, tiny_cases
 from .kernel_variants import Variant, variants
-from .op_cases import OpCase, all_op_cases, tiny_op_cases
+from .op_cases import OpCase, op_cases, tiny_op_cases
 from .results import Result, ResultsFile
+
+Case = KernelCase | AttentionCase | OpCase
 
 BOUND = 5e-3  # relative RMS, bf16 inputs against float32 arithmetic
 
@@ -31,7 +36,7 @@ BOUND = 5e-3  # relative RMS, bf16 inputs against float32 arithmetic
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, required=True, metavar="DIR")
     parser.add_argument("--cases", default="", metavar="TEXT,...", help="parts of case names")
-    parser.add_argument("--arms", default="pallas,xla,fla", metavar="ARM,...")
+    parser.add_argument("--arms", default="pallas,xla,fla,cudnn", metavar="ARM,...")
     parser.add_argument("--variants", action="store_true", help="time tunings, not arms")
     parser.add_argument("--dry-run", action="store_true", help="tiny cases, interpreted")
 
@@ -40,26 +45,20 @@ def run(args: argparse.Namespace) -> None:
     if not args.dry_run and jax.default_backend() != "gpu":
         raise ValueError("times of kernels need a GPU; --dry-run interprets tiny cases")
     results = ResultsFile(args.out)
-    cases: list[KernelCase | OpCase] = []
-    cases += [*tiny_cases(), *tiny_op_cases()] if args.dry_run else [*all_cases(), *all_op_cases()]
+    cases: list[Case] = [*all_cases(), *attention_cases(), *op_cases()]
+    if args.dry_run:
+        cases = [*tiny_cases(), *tiny_attention_cases(), *tiny_op_cases()]
     wanted = [part for part in args.cases.split(",") if part]
     cases = [c for c in cases if not wanted or any(part in c.name for part in wanted)]
     rate = copy_rate(1 << 20 if args.dry_run else 1 << 31)
     results.append(Result("kernels", "copy", "xla", "rate", rate / 1e12, "TB/s", REPEAT))
-    flops = matmul_rate(256 if args.dry_run else 8192)
-    results.append(Result("kernels", "matmul", "xla", "rate", flops / 1e12, "TFLOP/s", REPEAT))
-    print(f"copy {rate / 1e12:.2f} TB/s, bf16 product {flops / 1e12:.0f} TFLOP/s", flush=True)
+    products = matrix_rate(64 if args.dry_run else 8192)
+    results.append(Result("kernels", "product", "xla", "rate", products / 1e12, "TFLOP/s", REPEAT))
+    print(f"copy {rate / 1e12:.2f} TB/s, products {products / 1e12:.0f} TFLOP/s", flush=True)
     if args.variants:
         _run_variants(cases, results, args.dry_run)
-        return
-    floors = {c.name: _floor(c, rate, flops) for c in cases}
-    _run_arms(cases, results, floors, args.arms.split(","), args.dry_run)
-
-
-def _floor(case: KernelCase | OpCase, rate: float, flops: float) -> float:
-    """Seconds. The delta rule's products are too few, for its bytes, to be a floor."""
-    products = case.flops / flops if isinstance(case, OpCase) else 0.0
-    return max(case.floor_bytes / rate, products)
+    else:
+        _run_arms(cases, results, (rate, products), args.arms.split(","), args.dry_run)
 
 
 def op(case: KernelCase, pool: Any, data: Data, implementation: Any, interpret: bool) -> Any:
@@ -71,9 +70,9 @@ def op(case: KernelCase, pool: Any, data: Data, implementation: Any, interpret: 
     return ragged_gated_delta_rule(*data.tensors, pool, 0, segments, **options)
 
 
-def check(case: KernelCase | OpCase, interpret: bool) -> float:
+def check(case: Case, interpret: bool) -> float:
     """The larger relative RMS of outputs and states, against float32 arithmetic in XLA."""
-    if isinstance(case, OpCase):
+    if not isinstance(case, KernelCase):
         return case.check(interpret)
     data, pool = case.data(0), case.pool()
     q, k, v, g, beta = (x.astype(jnp.float32) for x in data.tensors)
@@ -85,21 +84,18 @@ def check(case: KernelCase | OpCase, interpret: bool) -> float:
     return max(relative_rms(o, expected), relative_rms(after[slots, 0], expected_after[slots, 0]))
 
 
-def _loop(case: KernelCase | OpCase, implementation: str, expected: float, interpret: bool) -> Loop:
-    if isinstance(case, OpCase):
-        interpret = interpret and implementation == "pallas"
-        return case.loop(expected, implementation=implementation, interpret=interpret)
+def _loop(case: Case, implementation: str, expected: float, interpret: bool) -> Loop | None:
+    """None where an arm does not serve the case."""
+    if not isinstance(case, KernelCase):
+        return case.loop(implementation, expected, interpret)
+    if implementation not in ("pallas", "xla"):
+        return None
     sets = [case.data(seed) for seed in range(case.sets)]
 
     def step(pool: Any, data: Data) -> Any:
         return op(case, pool, data, implementation, interpret)
 
-    def keep_output(carry: Any, data: Data) -> Any:
-        o, pool = step(carry[1], data)
-        return o, pool
-
-    v = sets[0].tensors[2]
-    return Loop(keep_output, sets, (jnp.zeros_like(v), case.pool()), expected)
+    return Loop(step, sets, case.pool(), expected)
 
 
 def _compile(loops: list[Loop]) -> None:
@@ -108,25 +104,26 @@ def _compile(loops: list[Loop]) -> None:
 
 
 def _run_arms(
-    cases: list[KernelCase | OpCase],
+    cases: list[Case],
     results: ResultsFile,
-    floors: dict[str, float],
+    rates: tuple[float, float],
     arms: list[str],
     interpret: bool,
 ) -> None:
     table: dict[str, dict[str, float]] = {}
     for case in cases:
-        floor = floors[case.name]
+        floor = case.floor_seconds(*rates)
         times = table.setdefault(case.name, {"floor": floor})
         error = check(case, interpret)
         results.append(Result("kernels", case.name, "pallas", "error", error, "relative RMS", 1))
         red = error > (case.bound if isinstance(case, OpCase) else BOUND)
         print(f"{case.name:44} error {error:.1e}{' RED: no time' if red else ''}", flush=True)
-        ours = {"pallas": 6 * floor, "xla": 60 * floor}
+        expected = {"pallas": 6 * floor, "xla": 60 * floor, "cudnn": 2 * floor}
         loops = {
-            arm: _loop(case, arm, ours[arm], interpret)
-            for arm in ours
+            arm: loop
+            for arm, seconds in expected.items()
             if arm in arms and not (red and arm == "pallas")
+            if (loop := _loop(case, arm, seconds, interpret)) is not None
         }
         _compile(list(loops.values()))
         for arm, loop in loops.items():
@@ -145,7 +142,7 @@ def _run_arms(
         print(_row(name, times))
 
 
-COLUMNS = ("pallas", "xla", "fla", "floor")
+COLUMNS = ("pallas", "xla", "fla", "cudnn", "floor")
 
 
 def _row(name: str, times: dict[str, float]) -> str:
@@ -158,10 +155,14 @@ def _row(name: str, times: dict[str, float]) -> str:
     return f"{name:44}{cells}{against}" + (f"{ours / times['floor']:14.1f}" if ours else "")
 
 
-def _run_variants(cases: list[KernelCase | OpCase], results: ResultsFile, interpret: bool) -> None:
+def _run_variants(cases: list[Case], results: ResultsFile, interpret: bool) -> None:
     for case in cases:
-        found: list[tuple[float, Variant]] = []
-        batch = variants(case, interpret)
+        found: list[tuple[float, Variant | AttentionVariant]] = []
+        batch: Sequence[Variant | AttentionVariant]
+        if isinstance(case, KernelCase):
+            batch = variants(case, interpret)
+        else:
+            batch = case.variants(interpret)
         with ThreadPoolExecutor(8) as threads:
             loops = list(threads.map(_try_compile, batch))
         for variant, loop in zip(batch, loops, strict=True):
@@ -180,7 +181,7 @@ def _run_variants(cases: list[KernelCase | OpCase], results: ResultsFile, interp
             print(f"  {variant.kernel:8} {1e3 * seconds:9.4f} ms  {variant.label}", flush=True)
 
 
-def _try_compile(variant: Variant) -> Loop | None:
+def _try_compile(variant: Variant | AttentionVariant) -> Loop | None:
     try:
         loop = variant.loop()
         loop.compile()

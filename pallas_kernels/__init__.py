@@ -11,6 +11,7 @@ from .grouped_matmul import grouped_matmul
 from .paged_attention import decode_paged_attention, ragged_paged_attention, write_pages
 from .ragged import CONTINUE, NO_SLOT, Segments
 from .ragged_pack import PackedStates, copy_rows, pack_states, row_positions, unpack_states
+from .skinny_matmul import skinny_matmul
 
 __all__ = [
     "CONTINUE",
@@ -29,6 +30,7 @@ __all__ = [
     "ragged_gated_delta_rule",
     "ragged_paged_attention",
     "recurrent_gated_delta_rule",
+    "skinny_matmul",
     "row_positions",
     "unpack_states",
     "write_pages",

@@ -53,6 +53,41 @@ HEAD_SHAPES = {
 }
 
 
+@dataclass(frozen=True)
+class AttentionShape:
+    """`latent` keys serve as values too, in their first `value_dim` entries."""
+
+    name: str
+    heads: int
+    kv_heads: int
+    key_dim: int
+    value_dim: int
+    latent: bool = False
+
+    def queries(self, tokens: int, dtype: DTypeLike = jnp.bfloat16) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct((tokens, self.heads, self.key_dim), dtype)
+
+    def pages(
+        self, count: int, layers: int, size: int, dtype: DTypeLike = jnp.bfloat16
+    ) -> tuple[jax.ShapeDtypeStruct, jax.ShapeDtypeStruct | None]:
+        """Keys and values."""
+        lead = (count, layers, size, self.kv_heads)
+        keys = jax.ShapeDtypeStruct((*lead, self.key_dim), dtype)
+        return keys, None if self.latent else jax.ShapeDtypeStruct((*lead, self.value_dim), dtype)
+
+
+ATTENTION_SHAPES = {
+    shape.name: shape
+    for shape in (
+        AttentionShape("gqa-16x4x256", 16, 4, 256, 256),  # Qwen3.5-4B
+        AttentionShape("gqa-24x4x256", 24, 4, 256, 256),  # Qwen3.6-27B
+        AttentionShape("gqa-30x30x128", 30, 30, 128, 128),  # OLMo-Hybrid
+        AttentionShape("mla-32x576x512", 32, 1, 576, 512, latent=True),  # Kimi-Linear
+        AttentionShape("mla-96x576x512", 96, 1, 576, 512, latent=True),  # Kimi-K3
+    )
+}
+
+
 def segments_shape(count: int) -> Segments:
     """Abstract segments, for lowering without data."""
     cu: Any = jax.ShapeDtypeStruct((count + 1,), jnp.int32)

@@ -23,7 +23,7 @@ from ..config import LinearAttentionConfig
 from ..params import ParamSpec, scale, weight
 from .delta_rule import convolve, delta_rule
 from .linear import project, reduce_project
-from .norm import rms_norm
+from .norm import Normed, rms_norm
 
 
 @struct.dataclass
@@ -60,7 +60,7 @@ def gated_delta_net_specs(
 
 def gated_delta_net(
     params: GatedDeltaNetParams,
-    x: Float[Array, "*B D"],
+    x: Float[Array, "*B D"] | Normed,
     caches: Caches | None,
     layer: int,
     batch: Batch,

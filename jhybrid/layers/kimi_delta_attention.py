@@ -24,7 +24,7 @@ from ..config import LinearAttentionConfig
 from ..params import ParamSpec, scale, weight
 from .delta_rule import convolve, delta_rule
 from .linear import project, reduce_project
-from .norm import rms_norm
+from .norm import Normed, rms_norm
 
 
 @struct.dataclass
@@ -84,7 +84,7 @@ def kimi_delta_attention_specs(
 
 def kimi_delta_attention(
     params: KimiDeltaAttentionParams,
-    x: Float[Array, "*B D"],
+    x: Float[Array, "*B D"] | Normed,
     caches: Caches | None,
     layer: int,
     batch: Batch,
