@@ -65,9 +65,9 @@ def op(case: KernelCase, pool: Any, data: Data, implementation: Any, interpret: 
     """(o, pool)"""
     options = {"implementation": implementation, "interpret": interpret}
     if case.decode:
-        return decode_gated_delta_rule(*data.tensors, pool, 0, data.slots, **options)
+        return decode_gated_delta_rule(data.qkv, data.gates, pool, 0, data.slots, **options)
     segments = case.segments(data.slots)
-    return ragged_gated_delta_rule(*data.tensors, pool, 0, segments, **options)
+    return ragged_gated_delta_rule(data.qkv, data.gates, pool, 0, segments, **options)
 
 
 def check(case: Case, interpret: bool) -> float:
@@ -75,8 +75,7 @@ def check(case: Case, interpret: bool) -> float:
     if not isinstance(case, KernelCase):
         return case.check(interpret)
     data, pool = case.data(0), case.pool()
-    q, k, v, g, beta = (x.astype(jnp.float32) for x in data.tensors)
-    wide = Data((q, k, v, g, beta), data.slots)
+    wide = data._replace(qkv=data.qkv.astype(jnp.float32))
     run = jax.jit(op, static_argnums=(0, 3, 4))
     o, after = run(case, pool, data, "pallas", interpret)
     expected, expected_after = run(case, pool, wide, "xla", False)

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
+from .gated_delta_rule import Gates
 from .ragged import Segments
 
 
@@ -21,21 +22,27 @@ class HeadShape:
     value_dim: int
     per_channel: bool = False
 
+    @property
+    def width(self) -> int:
+        """Packed channels of a key head."""
+        return 2 * self.key_dim + self.heads // self.key_heads * self.value_dim
+
     def inputs(
         self, tokens: int, dtype: DTypeLike = jnp.bfloat16
-    ) -> tuple[jax.ShapeDtypeStruct, ...]:
-        """q, k, v, g, beta."""
-        keys = (tokens, self.key_heads, self.key_dim)
-        gates = (tokens, self.heads)
-        decays = (*gates, self.key_dim) if self.per_channel else gates
-        shapes = (
-            (keys, dtype),
-            (keys, dtype),
-            ((tokens, self.heads, self.value_dim), dtype),
-            (decays, jnp.float32),
-            (gates, jnp.float32),
+    ) -> tuple[jax.ShapeDtypeStruct, Gates]:
+        """qkv, gates."""
+        channels = (self.key_dim,) if self.per_channel else ()
+
+        def gate(*shape: int) -> Any:
+            return jax.ShapeDtypeStruct(shape, jnp.float32)
+
+        gates = Gates(
+            gate(tokens, self.heads, *channels),
+            gate(tokens, self.heads),
+            gate(self.heads),
+            gate(self.heads, *channels),
         )
-        return tuple(jax.ShapeDtypeStruct(*shape) for shape in shapes)
+        return jax.ShapeDtypeStruct((tokens, self.key_heads, self.width), dtype), gates
 
     def pool(self, slots: int, layers: int = 1) -> jax.ShapeDtypeStruct:
         shape = (slots, layers, self.heads, self.key_dim, self.value_dim)

@@ -82,6 +82,12 @@ def iota(shape: tuple[int, ...], dimension: int) -> Array:
     return lax.broadcasted_iota(jnp.int32, shape, dimension)
 
 
+def barrier(interpret: bool) -> None:
+    """Order a program's accesses to memory among its threads."""
+    if not interpret:
+        plt.debug_barrier()
+
+
 def triton_call(
     kernel: Callable[..., None],
     name: str,

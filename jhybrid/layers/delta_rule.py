@@ -12,15 +12,19 @@ from jax import Array
 from jaxtyping import Float
 
 from pallas_kernels import (
+    Activation,
+    Gates,
     chunk_gated_delta_rule,
     decode_causal_conv1d,
     decode_gated_delta_rule,
     dense_causal_conv1d,
     ragged_causal_conv1d,
     ragged_gated_delta_rule,
+    unpack,
 )
 
 from ..batch import Batch, Caches, DecodeBatch, DenseBatch, PrefillBatch
+from ..config import LinearAttentionConfig
 
 
 def convolve(
@@ -44,26 +48,34 @@ def convolve(
 
 
 def delta_rule(
-    q: Float[Array, "*B Hk K"],
-    k: Float[Array, "*B Hk K"],
-    v: Float[Array, "*B H V"],
-    g: Float[Array, ...],
-    beta: Float[Array, "*B H"],
+    qkv: Float[Array, "*B Hk W"],
+    gates: Gates,
     caches: Caches | None,
     layer: int,
     batch: Batch,
+    config: LinearAttentionConfig,
 ) -> tuple[Float[Array, "*B H V"], Caches | None]:
-    """The recurrence, states carried as the batch asks. g is per head or per key channel."""
+    """The recurrence, states carried as the batch asks; W is `config.conv_width`."""
+    activation = gate_activation(config)
     match batch:
         case DenseBatch():
-            o, _ = jax.vmap(chunk_gated_delta_rule)(q, k, v, g, beta)
+            five = unpack(qkv, gates, config.key_dim, activation)
+            o, _ = jax.vmap(chunk_gated_delta_rule)(*five)
             return o, caches
         case PrefillBatch():
             assert caches is not None
-            pool = caches.recurrent
-            o, pool = ragged_gated_delta_rule(q, k, v, g, beta, pool, layer, batch.segments)
+            o, pool = ragged_gated_delta_rule(
+                qkv, gates, caches.recurrent, layer, batch.segments, activation=activation
+            )
         case DecodeBatch():
             assert caches is not None
-            pool = caches.recurrent
-            o, pool = decode_gated_delta_rule(q, k, v, g, beta, pool, layer, batch.state_slots)
+            o, pool = decode_gated_delta_rule(
+                qkv, gates, caches.recurrent, layer, batch.state_slots, activation=activation
+            )
     return o, replace(caches, recurrent=pool)
+
+
+def gate_activation(config: LinearAttentionConfig) -> Activation:
+    """How the ops turn this model's logits into decays and strengths."""
+    bound = config.gate_lower_bound if config.gate == "safe" else None
+    return Activation(lower_bound=bound, beta_scale=config.beta_scale)

@@ -16,6 +16,7 @@ from flax import struct
 from jax import Array
 from jaxtyping import Float
 
+from pallas_kernels import Gates
 from pallas_kernels.precision import working_dtype
 
 from ..batch import Batch, Caches
@@ -71,21 +72,15 @@ def gated_delta_net(
     mixed = project(x, params.qkvz)  # [..., Hk, W + R V]
     key_heads, group = params.A_log.shape
     qkv, z = mixed[..., : config.conv_width], mixed[..., config.conv_width :]
-    gates = project(x, params.ba, dtype=working_dtype(x))
-    beta = config.beta_scale * jax.nn.sigmoid(gates[..., 0, :, :])
-    g = -jnp.exp(params.A_log) * jax.nn.softplus(gates[..., 1, :, :] + params.dt_bias)
-    beta, g = (y.reshape(*lead, key_heads * group) for y in (beta, g))
+    logits = project(x, params.ba, dtype=working_dtype(x))
+    beta, decay = (logits[..., n, :, :].reshape(*lead, -1) for n in range(2))
+    gates = Gates(decay, beta, params.A_log.reshape(-1), params.dt_bias.reshape(-1))
 
     flat = qkv.reshape(*lead, key_heads * config.conv_width)
     conv_weight = params.conv.reshape(key_heads * config.conv_width, config.conv_size)
     flat, caches = convolve(flat, conv_weight, caches, layer, batch)
-    qkv = flat.reshape(qkv.shape)
-    q = qkv[..., : config.key_dim]
-    k = qkv[..., config.key_dim : 2 * config.key_dim]
-    v = qkv[..., 2 * config.key_dim :].reshape(*lead, key_heads * group, config.value_dim)
-
-    o, caches = delta_rule(q, k, v, g, beta, caches, layer, batch)
-    o = rms_norm(o.astype(g.dtype), params.norm, config.norm_eps)
+    o, caches = delta_rule(flat.reshape(qkv.shape), gates, caches, layer, batch, config)
+    o = rms_norm(o.astype(beta.dtype), params.norm, config.norm_eps)
     o = o.reshape(*lead, key_heads, group, config.value_dim)
     o = o * jax.nn.silu(z.reshape(o.shape).astype(o.dtype))
     return reduce_project(o.astype(x.dtype), params.out), caches

@@ -17,6 +17,7 @@ from flax import struct
 from jax import Array
 from jaxtyping import Float
 
+from pallas_kernels import Gates
 from pallas_kernels.precision import working_dtype
 
 from ..batch import Batch, Caches
@@ -94,27 +95,14 @@ def kimi_delta_attention(
     lead, work = x.shape[:-1], working_dtype(x)
     heads, width = params.conv.shape[:2]
     z = project(project(x, params.decay_down), params.decay_up, dtype=work)  # [..., H, K]
-    g = log_decay(z + params.dt_bias, params.A_log, config)
-    beta = config.beta_scale * jax.nn.sigmoid(project(x, params.beta, dtype=work))
+    gates = Gates(z, project(x, params.beta, dtype=work), params.A_log, params.dt_bias)
 
     flat = project(x, params.qkv).reshape(*lead, heads * width)
     conv_weight = params.conv.reshape(heads * width, config.conv_size)
     flat, caches = convolve(flat, conv_weight, caches, layer, batch)
     qkv = flat.reshape(*lead, heads, width)
-    q, k, v = jnp.split(qkv, [config.key_dim, 2 * config.key_dim], axis=-1)
-
-    o, caches = delta_rule(q, k, v, g, beta, caches, layer, batch)
+    o, caches = delta_rule(qkv, gates, caches, layer, batch, config)
     o = rms_norm(o.astype(work), params.norm, config.norm_eps)
     inner = x if params.gate_down is None else project(x, params.gate_down)
     o = o * jax.nn.sigmoid(project(inner, params.gate_up, dtype=work))
     return reduce_project(o.astype(x.dtype), params.out), caches
-
-
-def log_decay(
-    z: Float[Array, "*B H K"], A_log: Float[Array, " H"], config: LinearAttentionConfig
-) -> Float[Array, "*B H K"]:
-    """g <= 0 of each key channel from its biased gate input, in float32."""
-    rate = jnp.exp(A_log)[:, None]
-    if config.gate == "safe":
-        return config.gate_lower_bound * jax.nn.sigmoid(rate * z)
-    return -rate * jax.nn.softplus(z)
