@@ -180,12 +180,18 @@ class PackCase(OpCase):
 
 @dataclass(frozen=True)
 class ConvCase(OpCase):
-    """`length` 1 is a decode step."""
+    """`length` 1 is a decode step; the default is Qwen3.5-4B's, with what lies beside."""
 
     sequences: int
     length: int
-    channels: int = 8192
+    heads: int = 16
+    width: int = 512
+    beside: int = 256
     taps: int = 4
+
+    @property
+    def channels(self) -> int:
+        return self.heads * self.width
 
     @property
     def decode(self) -> bool:
@@ -210,8 +216,8 @@ class ConvCase(OpCase):
         for seed in range(max(2, min(16, 100_000_000 // self.floor_bytes))):
             x, w = jax.random.split(jax.random.key(seed))
             slots = jnp.arange(self.sequences, dtype=jnp.int32) + seed * self.sequences
-            shape = (self.tokens, self.channels)
-            weight = jax.random.normal(w, (self.channels, self.taps), jnp.bfloat16)
+            shape = (self.tokens, self.heads, self.width + self.beside)
+            weight = jax.random.normal(w, (self.heads, self.width, self.taps), jnp.bfloat16)
             out.append((jax.random.normal(x, shape, jnp.bfloat16), weight, slots))
         return out
 
@@ -367,6 +373,10 @@ def op_cases() -> list[OpCase]:
 def tiny_op_cases() -> list[OpCase]:
     moves: tuple[Any, ...] = ("pack", "unpack-zero", "unpack-keep")
     cases: list[OpCase] = [PackCase(m, int8, 1, 2, 32, 2) for m in moves for int8 in (False, True)]
-    cases += [PackCase("copy-rows", False, 1, 2, 32, 2), ConvCase(2, 40, 48), ConvCase(2, 1, 48)]
+    cases += [
+        PackCase("copy-rows", False, 1, 2, 32, 2),
+        ConvCase(2, 40, 2, 32, 16),
+        ConvCase(2, 1, 2, 32, 16),
+    ]
     products: tuple[Any, ...] = ("gate_up", "down")
     return cases + [ExpertsCase(p, n, 64, 32, 4, 2) for n in (30, 2) for p in products]
