@@ -101,23 +101,23 @@ def pack_functions() -> Iterator[tuple[Callable, Any]]:
 
 
 def conv_functions() -> Iterator[tuple[Callable, Any]]:
-    """The channels of Qwen3.5-4B and of OLMo-Hybrid."""
+    """Qwen3.5-4B and OLMo-Hybrid: the first channels of every key head of a projection."""
     layer, slots = jax.ShapeDtypeStruct((), jnp.int32), jax.ShapeDtypeStruct((BATCH,), jnp.int32)
-    for channels in (8192, 11520):
-        weight = jax.ShapeDtypeStruct((channels, 4), jnp.bfloat16)
-        pool = jax.ShapeDtypeStruct((SLOTS, 20, 3, channels), jnp.bfloat16)
+    for heads, width, beside in ((16, 512, 256), (30, 384, 192)):
+        weight = jax.ShapeDtypeStruct((heads, width, 4), jnp.bfloat16)
+        pool = jax.ShapeDtypeStruct((SLOTS, 20, 3, heads * width), jnp.bfloat16)
         for op, tokens, last in (
             (causal_conv1d.ragged_causal_conv1d, TOKENS, segments_shape(SEGMENTS)),
             (causal_conv1d.decode_causal_conv1d, BATCH, slots),
         ):
-            x = jax.ShapeDtypeStruct((tokens, channels), jnp.bfloat16)
+            x = jax.ShapeDtypeStruct((tokens, heads, width + beside), jnp.bfloat16)
             yield _in_pallas(op), (x, weight, pool, layer, last)
 
 
 def experts_functions() -> Iterator[tuple[Callable, Any]]:
     """Qwen3.5-35B-A3B: 8 of 256 experts, from one token to a whole prefill."""
     sizes = jax.ShapeDtypeStruct((256,), jnp.int32)
-    gate_up = jax.ShapeDtypeStruct((256, 1024, 2048), jnp.bfloat16)
+    gate_up = jax.ShapeDtypeStruct((256, 2, 512, 2048), jnp.bfloat16)
     down = jax.ShapeDtypeStruct((256, 2048, 512), jnp.bfloat16)
 
     def swiglu(gate: Any, up: Any) -> Any:

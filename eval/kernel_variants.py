@@ -1,4 +1,4 @@
-"""Tunings worth timing, each kernel by itself."""
+"""Tunings of the gated delta rule's kernels worth timing, each kernel by itself."""
 
 from __future__ import annotations
 
@@ -19,12 +19,11 @@ from pallas_kernels.ragged import make_tile_ranges
 
 from .device_time import Loop
 from .kernel_cases import Data, KernelCase
-from .op_cases import OpCase
 
 
 @dataclass(frozen=True)
 class Variant:
-    """`kernel` is decode, prepare, scan or prefill (both); of an op with one kernel, op."""
+    """`kernel` is decode, prepare, scan or prefill (both)."""
 
     kernel: str
     tuning: Any
@@ -65,14 +64,8 @@ def _scan_tunings(default: PrefillTuning) -> Iterator[PrefillTuning]:
             yield replace(default, scan_stages=n, **form)
 
 
-def variants(case: KernelCase | OpCase, interpret: bool) -> list[Variant]:
+def variants(case: KernelCase, interpret: bool) -> list[Variant]:
     expected = 4 * case.floor_bytes / 4e12
-    if isinstance(case, OpCase):
-        tunings = case.tunings()
-        return [
-            Variant("op", t, tunings[0], _op_loop(case, t, expected, interpret))
-            for t in dict.fromkeys(tunings[: 2 if interpret else None])
-        ]
     if case.decode:
         default = DecodeTuning.default(case.sequences, case.shape.heads)
         tunings = [
@@ -94,10 +87,6 @@ def variants(case: KernelCase | OpCase, interpret: bool) -> list[Variant]:
         for t in list(tunings)[: 2 if interpret else None]:
             out.append(Variant(kernel, t, default, make(case, t, expected, interpret)))
     return out
-
-
-def _op_loop(case: OpCase, tuning: Any, expected: float, interpret: bool) -> Callable[[], Loop]:
-    return lambda: case.loop(expected, tuning=tuning, interpret=interpret)
 
 
 def _sets(case: KernelCase) -> list[Data]:

@@ -25,7 +25,7 @@ from .attention_cases import Variant as AttentionVariant
 from .device_time import REPEAT, Loop, copy_rate, matrix_rate
 from .kernel_cases import Data, KernelCase, all_cases, relative_rms, tiny_cases
 from .kernel_variants import Variant, variants
-from .op_cases import OpCase, all_op_cases, tiny_op_cases
+from .op_cases import OpCase, op_cases, tiny_op_cases
 from .results import Result, ResultsFile
 
 Case = KernelCase | AttentionCase | OpCase
@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> None:
     if not args.dry_run and jax.default_backend() != "gpu":
         raise ValueError("times of kernels need a GPU; --dry-run interprets tiny cases")
     results = ResultsFile(args.out)
-    cases: list[Case] = [*all_cases(), *attention_cases(), *all_op_cases()]
+    cases: list[Case] = [*all_cases(), *attention_cases(), *op_cases()]
     if args.dry_run:
         cases = [*tiny_cases(), *tiny_attention_cases(), *tiny_op_cases()]
     wanted = [part for part in args.cases.split(",") if part]
@@ -73,7 +73,7 @@ def op(case: KernelCase, pool: Any, data: Data, implementation: Any, interpret: 
 
 def check(case: Case, interpret: bool) -> float:
     """The larger relative RMS of outputs and states, against float32 arithmetic in XLA."""
-    if isinstance(case, AttentionCase | OpCase):
+    if not isinstance(case, KernelCase):
         return case.check(interpret)
     data, pool = case.data(0), case.pool()
     wide = data._replace(qkv=data.qkv.astype(jnp.float32))
@@ -86,13 +86,10 @@ def check(case: Case, interpret: bool) -> float:
 
 def _loop(case: Case, implementation: str, expected: float, interpret: bool) -> Loop | None:
     """None where an arm does not serve the case."""
-    if isinstance(case, AttentionCase):
+    if not isinstance(case, KernelCase):
         return case.loop(implementation, expected, interpret)
     if implementation not in ("pallas", "xla"):
         return None
-    if isinstance(case, OpCase):
-        interpret = interpret and implementation == "pallas"
-        return case.loop(expected, implementation=implementation, interpret=interpret)
     sets = [case.data(seed) for seed in range(case.sets)]
 
     def step(pool: Any, data: Data) -> Any:
@@ -192,10 +189,10 @@ def _run_variants(cases: list[Case], results: ResultsFile, interpret: bool) -> N
     for case in cases:
         found: list[tuple[float, Variant | AttentionVariant]] = []
         batch: Sequence[Variant | AttentionVariant]
-        if isinstance(case, AttentionCase):
-            batch = case.variants(interpret)
-        else:
+        if isinstance(case, KernelCase):
             batch = variants(case, interpret)
+        else:
+            batch = case.variants(interpret)
         with ThreadPoolExecutor(8) as threads:
             loops = list(threads.map(_try_compile, batch))
         for variant, loop in zip(batch, loops, strict=True):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -24,13 +25,14 @@ from pallas_kernels.ragged_pack.kernel import PackTuning
 
 from .device_time import Loop
 from .kernel_cases import relative_rms
+from .kernel_variants import Variant
 
 
 class OpCase(ABC):
-    """One op at one size. A carry holds what a call writes; `sets` are inputs to rotate over."""
+    """One op at one size. `sets` are inputs to rotate over; `state` is what a call updates."""
 
     bound: ClassVar[float] = 5e-3  # relative RMS
-    flops: int = 0
+    operations: int = 0
 
     @property
     @abstractmethod
@@ -45,40 +47,51 @@ class OpCase(ABC):
     def sets(self) -> list[Any]: ...
 
     @abstractmethod
-    def carry(self) -> Any: ...
+    def state(self) -> Any: ...
 
     @abstractmethod
-    def step(self, carry: Any, inputs: Any, **options: Any) -> Any:
-        """By `implementation`, or by `tuning` as the kernel; `interpret` either way."""
+    def step(self, state: Any, inputs: Any, **options: Any) -> tuple[Any, Any]:
+        """(outputs, state) by `implementation`, or by `tuning` from the kernel itself."""
 
     @abstractmethod
     def tunings(self) -> list[Any]:
         """Worth timing, the default first."""
 
-    def expected(self, carry: Any, inputs: Any) -> Any:
-        return self.step(carry, inputs, implementation="xla")
+    def floor_seconds(self, copy_rate: float, matrix_rate: float) -> float:
+        return max(self.floor_bytes / copy_rate, self.operations / matrix_rate)
+
+    def expected(self, state: Any, inputs: Any) -> tuple[Any, Any]:
+        return self.step(state, inputs, implementation="xla")
+
+    def compared(self, results: Any) -> Any:
+        return results
 
     def check(self, interpret: bool) -> float:
         """The largest relative RMS over the results, against the XLA form."""
-        inputs, carry = self.sets()[0], self.carry()
+        inputs, state = self.sets()[0], self.state()
         options = {"implementation": "pallas", "interpret": interpret}
-        found = self.compared(jax.jit(lambda c, x: self.step(c, x, **options))(carry, inputs))
-        expected = self.compared(jax.jit(self.expected)(carry, inputs))
+        found = self.compared(jax.jit(lambda c, x: self.step(c, x, **options))(state, inputs))
+        expected = self.compared(jax.jit(self.expected)(state, inputs))
         pairs = zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True)
         return max(relative_rms(a, b) for a, b in pairs)
 
-    def compared(self, carry: Any) -> Any:
-        return carry
+    def loop(self, arm: str, expected: float, interpret: bool) -> Loop | None:
+        """None where the arm does not serve the case."""
+        if arm not in ("pallas", "xla"):
+            return None
+        return self._loop(expected, implementation=arm, interpret=interpret and arm == "pallas")
 
-    def timed(self, carry: Any, inputs: Any, **options: Any) -> tuple[Any, Any]:
-        """(what nothing reads again, the next call's carry)"""
-        return (), self.step(carry, inputs, **options)
+    def _loop(self, expected: float, **options: Any) -> Loop:
+        return Loop(lambda c, x: self.step(c, x, **options), self.sets(), self.state(), expected)
 
-    def loop(self, expected: float, **options: Any) -> Loop:
-        return Loop(lambda c, x: self.timed(c, x, **options), self.sets(), self.carry(), expected)
+    def variants(self, interpret: bool) -> list[Variant]:
+        expected = 2 * self.floor_seconds(4e12, 7e14)
+        tunings = list(dict.fromkeys(self.tunings()))
 
-    def floor_seconds(self, copy_rate: float, matrix_rate: float) -> float:
-        return max(self.floor_bytes / copy_rate, self.flops / matrix_rate)
+        def make(tuning: Any) -> Callable[[], Loop]:
+            return lambda: self._loop(expected, tuning=tuning, interpret=interpret)
+
+        return [Variant("op", t, tunings[0], make(t)) for t in tunings[: 2 if interpret else None]]
 
 
 @dataclass(frozen=True)
@@ -137,27 +150,28 @@ class PackCase(OpCase):
         positions = ragged_pack.row_positions(rows, self.count)
         return [(whole, rows, positions, halves[n], halves[1 - n]) for n in range(2)]
 
-    def carry(self) -> Any:
+    def state(self) -> Any:
         return self.packed() if self.move == "pack" else self.pool()
 
-    def step(self, carry: Any, inputs: Any, **options: Any) -> Any:
+    def step(self, state: Any, inputs: Any, **options: Any) -> tuple[Any, Any]:
         whole, rows, positions, source, target = inputs
         op: Any = pack_kernel if "tuning" in options else ragged_pack
         slots = (rows, source, target)
         if self.move == "pack":
-            return op.pack_states(whole, carry, *slots, **options)
+            return (), op.pack_states(whole, state, *slots, **options)
         if self.move == "copy-rows":
-            return op.copy_rows(carry, *slots, **options)
+            return (), op.copy_rows(state, *slots, **options)
         if self.move == "unpack-zero":
             options["positions"] = positions
         omitted = self.move.removeprefix("unpack-")
-        return op.unpack_states(whole, carry, *slots, omitted=omitted, **options)
+        return (), op.unpack_states(whole, state, *slots, omitted=omitted, **options)
 
-    def compared(self, carry: Any) -> Any:
+    def compared(self, results: Any) -> Any:
         """Quantised, what comes back: steps near a half may fall on either side."""
-        if not isinstance(carry, PackedStates) or carry.scales is None:
-            return carry
-        return carry.values.astype(jnp.float32) * carry.scales[..., None]
+        _, state = results
+        if not isinstance(state, PackedStates) or state.scales is None:
+            return state
+        return state.values.astype(jnp.float32) * state.scales[..., None]
 
     def tunings(self) -> list[Any]:
         sizes = ((32, 4), (16, 4), (64, 4), (64, 8), (16, 2), (8, 1))
@@ -166,12 +180,18 @@ class PackCase(OpCase):
 
 @dataclass(frozen=True)
 class ConvCase(OpCase):
-    """`length` 1 is a decode step."""
+    """`length` 1 is a decode step; the default is Qwen3.5-4B's, with what lies beside."""
 
     sequences: int
     length: int
-    channels: int = 8192
+    heads: int = 16
+    width: int = 512
+    beside: int = 256
     taps: int = 4
+
+    @property
+    def channels(self) -> int:
+        return self.heads * self.width
 
     @property
     def decode(self) -> bool:
@@ -196,35 +216,29 @@ class ConvCase(OpCase):
         for seed in range(max(2, min(16, 100_000_000 // self.floor_bytes))):
             x, w = jax.random.split(jax.random.key(seed))
             slots = jnp.arange(self.sequences, dtype=jnp.int32) + seed * self.sequences
-            shape = (self.tokens, self.channels)
-            weight = jax.random.normal(w, (self.channels, self.taps), jnp.bfloat16)
+            shape = (self.tokens, self.heads, self.width + self.beside)
+            weight = jax.random.normal(w, (self.heads, self.width, self.taps), jnp.bfloat16)
             out.append((jax.random.normal(x, shape, jnp.bfloat16), weight, slots))
         return out
 
-    def carry(self) -> Any:
+    def state(self) -> Any:
         slots = 16 * self.sequences
         shape = (slots, 1, self.taps - 1, self.channels)
-        y = jnp.zeros((self.tokens, self.channels), jnp.bfloat16)
-        return y, jax.random.normal(jax.random.key(99), shape, jnp.bfloat16)
+        return jax.random.normal(jax.random.key(99), shape, jnp.bfloat16)
 
-    def step(self, carry: Any, inputs: Any, **options: Any) -> Any:
-        x, weight, slots = inputs
-        tuned, pool = "tuning" in options, carry[1]
+    def step(self, state: Any, inputs: Any, **options: Any) -> tuple[Any, Any]:
+        (x, weight, slots), tuned = inputs, "tuning" in options
         if self.decode:
             op: Any = conv_decode.decode if tuned else causal_conv1d.decode_causal_conv1d
-            return op(x, weight, pool, 0, slots, **options)
+            return op(x, weight, state, 0, slots, **options)
         cu = jnp.arange(self.sequences + 1, dtype=jnp.int32) * self.length
         slots = jnp.append(slots, NO_SLOT)
         op = conv_prefill.ragged_prefill if tuned else causal_conv1d.ragged_causal_conv1d
-        return op(x, weight, pool, 0, Segments(jnp.append(cu, cu[-1]), slots, slots), **options)
+        return op(x, weight, state, 0, Segments(jnp.append(cu, cu[-1]), slots, slots), **options)
 
-    def timed(self, carry: Any, inputs: Any, **options: Any) -> tuple[Any, Any]:
-        y, pool = self.step(carry, inputs, **options)
-        return y, (carry[0], pool)
-
-    def expected(self, carry: Any, inputs: Any) -> Any:
+    def expected(self, state: Any, inputs: Any) -> tuple[Any, Any]:
         x, *others = inputs
-        return self.step(carry, (x.astype(jnp.float32), *others), implementation="xla")
+        return self.step(state, (x.astype(jnp.float32), *others), implementation="xla")
 
     def tunings(self) -> list[Any]:
         if self.decode:
@@ -266,7 +280,7 @@ class ExpertsCase(OpCase):
         return self.tokens * self.chosen
 
     @property
-    def flops(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
+    def operations(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
         width, rows, _ = self._widths
         return 2 * self.count * width * rows
 
@@ -292,6 +306,8 @@ class ExpertsCase(OpCase):
     def sets(self) -> list[Any]:
         width, rows, _ = self._widths
         shape = (self.experts, rows, width)
+        if self.product == "gate_up":
+            shape = (self.experts, 2, self.inner, width)
         w = jax.random.normal(jax.random.key(99), shape, jnp.bfloat16) * width**-0.5
         w = w.astype(jnp.bfloat16)  # one copy, for every set
         out = []
@@ -303,21 +319,18 @@ class ExpertsCase(OpCase):
             out.append((x, w, sizes, source))
         return out
 
-    def carry(self) -> Any:
-        return jnp.zeros((self.count, self._widths[2]), jnp.bfloat16)
+    def state(self) -> Any:
+        return ()
 
-    def step(self, carry: Any, inputs: Any, **options: Any) -> Any:
+    def step(self, state: Any, inputs: Any, **options: Any) -> tuple[Any, Any]:
         x, w, sizes, source = inputs
         op: Any = matmul_kernel.grouped_matmul if "tuning" in options else grouped_matmul
         combine = _swiglu if self.product == "gate_up" else None
         options.setdefault("dtype", jnp.bfloat16)
-        return op(x, w, sizes, rows=source, combine=combine, **options)
+        return op(x, w, sizes, rows=source, combine=combine, **options), state
 
-    def timed(self, carry: Any, inputs: Any, **options: Any) -> tuple[Any, Any]:
-        return self.step(carry, inputs, **options), carry
-
-    def expected(self, carry: Any, inputs: Any) -> Any:
-        return self.step(carry, inputs, implementation="xla", dtype=jnp.float32)
+    def expected(self, state: Any, inputs: Any) -> tuple[Any, Any]:
+        return self.step(state, inputs, implementation="xla", dtype=jnp.float32)
 
     def tunings(self) -> list[Any]:
         default = MatmulTuning.default(self.count, self.experts, jnp.bfloat16)
@@ -348,7 +361,7 @@ def _swiglu(gate: Array, up: Array) -> Array:
     return jax.nn.silu(gate) * up
 
 
-def all_op_cases() -> list[OpCase]:
+def op_cases() -> list[OpCase]:
     moves: tuple[Any, ...] = ("pack", "unpack-zero", "unpack-keep")
     cases: list[OpCase] = [PackCase(move, int8) for move in moves for int8 in (False, True)]
     cases += [PackCase("copy-rows"), ConvCase(1, 8192), ConvCase(8, 1024)]
@@ -360,6 +373,10 @@ def all_op_cases() -> list[OpCase]:
 def tiny_op_cases() -> list[OpCase]:
     moves: tuple[Any, ...] = ("pack", "unpack-zero", "unpack-keep")
     cases: list[OpCase] = [PackCase(m, int8, 1, 2, 32, 2) for m in moves for int8 in (False, True)]
-    cases += [PackCase("copy-rows", False, 1, 2, 32, 2), ConvCase(2, 40, 48), ConvCase(2, 1, 48)]
+    cases += [
+        PackCase("copy-rows", False, 1, 2, 32, 2),
+        ConvCase(2, 40, 2, 32, 16),
+        ConvCase(2, 1, 2, 32, 16),
+    ]
     products: tuple[Any, ...] = ("gate_up", "down")
     return cases + [ExpertsCase(p, n, 64, 32, 4, 2) for n in (30, 2) for p in products]

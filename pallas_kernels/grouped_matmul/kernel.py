@@ -105,14 +105,14 @@ def grouped_matmul(
     tuning: MatmulTuning | None = None,
     interpret: bool = False,
 ) -> Array:
-    count, groups = (x if rows is None else rows).shape[0], w.shape[0]
-    matrices = 1 if combine is None else 2
-    outputs = w.shape[1] // matrices
+    count = (x if rows is None else rows).shape[0]
+    w = w.reshape(w.shape[0], -1, *w.shape[-2:])
+    groups, matrices, outputs, inner = w.shape
     tuning = tuning or MatmulTuning.default(count, groups, x.dtype)
     tuning = replace(
         tuning,
         columns=dividing_block(outputs, tuning.columns // matrices),
-        inner=dividing_block(w.shape[2], tuning.inner),
+        inner=dividing_block(inner, tuning.inner),
     )
     number = min(count, pl.cdiv(count, tuning.rows) + groups + 1)
     call = triton_call(
@@ -125,13 +125,11 @@ def grouped_matmul(
         interpret=interpret,
     )
     index = [] if rows is None else [rows]
-    parts = w.reshape(groups, matrices, outputs, w.shape[2])
-    (y,) = call(group_sizes, *index, x, parts)
+    (y,) = call(group_sizes, *index, x, w)
     return y
 
 
-def supported(x: Array, w: Array, combine: Combine | None) -> bool:
+def supported(x: Array, w: Array) -> bool:
     """Products of blocks of at least 16, in bfloat16 or float32."""
-    outputs = w.shape[1] // (1 if combine is None else 2)
-    fits = outputs % 16 == 0 and w.shape[2] % 16 == 0
+    fits = all(width % 16 == 0 for width in w.shape[-2:])
     return fits and x.dtype == w.dtype and x.dtype in (jnp.bfloat16, jnp.float32)

@@ -18,23 +18,25 @@ from ..ragged import make_tiles, owner
 SMALLEST_TILE, LARGEST_TILE = 8, 64
 TILES_AT_ONCE = 16  # bounds the copies of weights that are alive
 
-Combine = Callable[[Array, Array], Array]
+Combine = Callable[..., Array]
 
 
 def grouped_matmul(
     x: Float[Array, "T K"],
-    w: Float[Array, "E N K"],
+    w: Float[Array, "E *G N K"],
     group_sizes: Int32[Array, " E"],
     *,
     rows: Int32[Array, " M"] | None = None,
     combine: Combine | None = None,
     dtype: DTypeLike | None = None,
-) -> Float[Array, "M Nc"]:
+) -> Float[Array, "M N"]:
     cu = jnp.concatenate([jnp.zeros(1, jnp.int32), jnp.cumsum(group_sizes, dtype=jnp.int32)])
     x = x if rows is None else x[rows]
-    y = _each_row(x, w, cu) if x.shape[0] <= w.shape[0] else _tiled(x, w, cu)
+    matrices = w.reshape(w.shape[0], -1, w.shape[-1])
+    y = (_each_row if x.shape[0] <= w.shape[0] else _tiled)(x, matrices, cu)
     if combine is not None:
-        y = combine(*jnp.split(y, 2, axis=1))
+        parts = y.reshape(x.shape[0], *w.shape[1:3])
+        y = combine(*(parts[:, n] for n in range(w.shape[1])))
     inside = jnp.arange(x.shape[0], dtype=jnp.int32) < cu[-1]
     return jnp.where(inside[:, None], y, 0).astype(y.dtype if dtype is None else dtype)
 

@@ -74,14 +74,22 @@ def test_any_widths_in_xla() -> None:
         grouped_matmul(x, w, sizes, implementation="pallas", interpret=True)
 
 
+def test_several_matrices_need_a_combination() -> None:
+    x, w, sizes = inputs([3, 1], 4)
+    with pytest.raises(ValueError, match=r"w is \(2, 32, 48\); expected \[E, G, N, K\] with"):
+        grouped_matmul(x, w, sizes, combine=swiglu)
+    with pytest.raises(ValueError, match=r"\[E, N, K\] without"):
+        grouped_matmul(x, w[:, None], sizes)
+
+
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize("sizes", [[1, 0, 2, 0, 0], [40, 0, 7, 70, 1]], ids=["few", "many"])
-def test_gathers_rows_and_combines_halves(sizes: list[int], implementation: str) -> None:
-    """The first half of the outputs gates the second; each input row is used more than once."""
+def test_gathers_rows_and_combines_matrices(sizes: list[int], implementation: str) -> None:
+    """Two matrices a group, one gating the other; each input row is used more than once."""
     x, w, group_sizes = inputs(sizes, 13, n=64)
     rows = np.random.default_rng(1).integers(0, 13, sum(sizes)).astype(np.int32)
     op = compiled(implementation, combine=swiglu, dtype=jnp.bfloat16)
-    found = op(x, w, group_sizes, rows=rows)
+    found = op(x, w.reshape(-1, 2, 32, 48), group_sizes, rows=rows)
     assert found.dtype == jnp.bfloat16
     both = oracle(x[rows], w, group_sizes)
     gate, up = both[:, :32], both[:, 32:]
@@ -152,7 +160,7 @@ def test_lowers_for_cuda(tokens: int, dtype: Any) -> None:
             grouped_matmul, implementation="pallas", combine=swiglu, dtype=dtype
         )
         x = jax.ShapeDtypeStruct((tokens, hidden), dtype)
-        w = jax.ShapeDtypeStruct((256, 2 * inner, hidden), dtype)
+        w = jax.ShapeDtypeStruct((256, 2, inner, hidden), dtype)
         text = lower_for_cuda(lambda x, w, s, r, op=first: op(x, w, s, rows=r), x, w, sizes, rows)
         assert text.count(TRITON_CALL) == 1
         second = functools.partial(grouped_matmul, implementation="pallas")
