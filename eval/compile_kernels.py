@@ -9,6 +9,7 @@ jax-cuda12-plugin, jax-cuda12-pjrt and nvidia-cuda-nvcc-cu12. Outside the defaul
 from __future__ import annotations
 
 import argparse
+import functools
 import os
 import re
 import subprocess
@@ -24,6 +25,7 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")  # the plugin would ask for a driv
 import jax
 import jax.numpy as jnp
 
+from pallas_kernels import causal_conv1d, ragged_pack
 from pallas_kernels.arg_specs import (
     ATTENTION_SHAPES,
     HEAD_SHAPES,
@@ -35,6 +37,7 @@ from pallas_kernels.gated_delta_rule.decode import decode
 from pallas_kernels.gated_delta_rule.inputs import SOFTPLUS
 from pallas_kernels.gated_delta_rule.prefill import ragged_prefill
 from pallas_kernels.gated_delta_rule.tuning import PrefillTuning
+from pallas_kernels.grouped_matmul import grouped_matmul
 from pallas_kernels.paged_attention import api as attention
 from pallas_kernels.paged_attention.tuning import Tuning
 
@@ -79,6 +82,70 @@ def decode_function(shape: HeadShape, tuning: Any = None) -> tuple[Callable, Any
         return decode(qkv, gates, pool, 0, slots, SOFTPLUS, tuning=tuning)
 
     return run, avals
+
+
+def pack_functions() -> Iterator[tuple[Callable, Any]]:
+    """Half of the rows of Kimi-Linear's 20 layers, in float32 and in int8."""
+    pool = HEAD_SHAPES["kda-32x32x128"].pool(SLOTS, layers=20)
+    kept = 20 * 32 * 128 // 2
+    rows, slots = (jax.ShapeDtypeStruct((n,), jnp.int32) for n in (kept, 8))
+    for dtype in (jnp.float32, jnp.int8):
+        values = jax.ShapeDtypeStruct((SLOTS, kept, 128), dtype)
+        scales = jax.ShapeDtypeStruct((SLOTS, kept), jnp.float32) if dtype == jnp.int8 else None
+        packed: Any = ragged_pack.PackedStates(values, scales)  # pyright: ignore[reportArgumentType]
+        yield _in_pallas(ragged_pack.pack_states), (pool, packed, rows, slots, slots)
+        for omitted in ("zero", "keep"):
+            unpack = _in_pallas(ragged_pack.unpack_states, omitted=omitted)
+            yield unpack, (packed, pool, rows, slots, slots)
+    yield _in_pallas(ragged_pack.copy_rows), (pool, rows, slots, slots)
+
+
+def conv_functions() -> Iterator[tuple[Callable, Any]]:
+    """Qwen3.5-4B and OLMo-Hybrid: the first channels of every key head of a projection."""
+    layer, slots = jax.ShapeDtypeStruct((), jnp.int32), jax.ShapeDtypeStruct((BATCH,), jnp.int32)
+    for heads, width, beside in ((16, 512, 256), (30, 384, 192)):
+        weight = jax.ShapeDtypeStruct((heads, width, 4), jnp.bfloat16)
+        pool = jax.ShapeDtypeStruct((SLOTS, 20, 3, heads * width), jnp.bfloat16)
+        for op, tokens, last in (
+            (causal_conv1d.ragged_causal_conv1d, TOKENS, segments_shape(SEGMENTS)),
+            (causal_conv1d.decode_causal_conv1d, BATCH, slots),
+        ):
+            x = jax.ShapeDtypeStruct((tokens, heads, width + beside), jnp.bfloat16)
+            yield _in_pallas(op), (x, weight, pool, layer, last)
+
+
+def experts_functions() -> Iterator[tuple[Callable, Any]]:
+    """Qwen3.5-35B-A3B: 8 of 256 experts, from one token to a whole prefill."""
+    sizes = jax.ShapeDtypeStruct((256,), jnp.int32)
+    gate_up = jax.ShapeDtypeStruct((256, 2, 512, 2048), jnp.bfloat16)
+    down = jax.ShapeDtypeStruct((256, 2048, 512), jnp.bfloat16)
+
+    def swiglu(gate: Any, up: Any) -> Any:
+        return jax.nn.silu(gate) * up
+
+    def first(x: Any, w: Any, sizes: Any, rows: Any) -> Any:
+        op = _in_pallas(grouped_matmul, combine=swiglu, dtype=x.dtype)
+        return op(x, w, sizes, rows=rows)
+
+    for tokens in (1, 512, 2048, 8192):
+        x, h = (
+            jax.ShapeDtypeStruct(shape, jnp.bfloat16)
+            for shape in ((tokens, 2048), (8 * tokens, 512))
+        )
+        rows = jax.ShapeDtypeStruct((8 * tokens,), jnp.int32)
+        yield first, (x, gate_up, sizes, rows)
+        yield _in_pallas(grouped_matmul, dtype=jnp.bfloat16), (h, down, sizes)
+
+
+def _in_pallas(op: Callable, **options: Any) -> Callable:
+    return functools.partial(op, implementation="pallas", **options)
+
+
+OPS = {
+    "ragged_pack": pack_functions,
+    "causal_conv1d": conv_functions,
+    "grouped_matmul": experts_functions,
+}
 
 
 def attention_prefill_function(
@@ -177,6 +244,9 @@ def compile_function(function: Callable, avals: Any) -> list[Resources]:
 
 def functions(name: str) -> Iterator[tuple[Callable, Any]]:
     """Every function with kernels of a shape, and its abstract arguments."""
+    if name in OPS:
+        yield from OPS[name]()
+        return
     if name in HEAD_SHAPES:
         yield prefill_function(HEAD_SHAPES[name])
         yield decode_function(HEAD_SHAPES[name])
@@ -186,7 +256,7 @@ def functions(name: str) -> Iterator[tuple[Callable, Any]]:
 
 
 def main() -> None:
-    known = [*HEAD_SHAPES, *ATTENTION_SHAPES]
+    known = [*HEAD_SHAPES, *OPS, *ATTENTION_SHAPES]
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help="of " + ", ".join(known))
     parser.add_argument("--budget", type=int, metavar="BYTES", help="of every kernel")

@@ -25,10 +25,12 @@ from .attention_cases import Variant as AttentionVariant
 from .device_time import REPEAT, Loop, copy_rate, matrix_rate
 from .kernel_cases import Data, KernelCase, all_cases, relative_rms, tiny_cases
 from .kernel_variants import Variant, variants
+from .op_cases import OpCase, op_cases, tiny_op_cases
 from .results import Result, ResultsFile
 
-Case = KernelCase | AttentionCase
+Case = KernelCase | AttentionCase | OpCase
 
+TOGETHER = 8  # cases whose inputs are on the device at once
 BOUND = 5e-3  # relative RMS, bf16 inputs against float32 arithmetic
 
 
@@ -44,9 +46,9 @@ def run(args: argparse.Namespace) -> None:
     if not args.dry_run and jax.default_backend() != "gpu":
         raise ValueError("times of kernels need a GPU; --dry-run interprets tiny cases")
     results = ResultsFile(args.out)
-    cases: list[Case] = [*all_cases(), *attention_cases()]
+    cases: list[Case] = [*all_cases(), *attention_cases(), *op_cases()]
     if args.dry_run:
-        cases = [*tiny_cases(), *tiny_attention_cases()]
+        cases = [*tiny_cases(), *tiny_attention_cases(), *tiny_op_cases()]
     wanted = [part for part in args.cases.split(",") if part]
     cases = [c for c in cases if not wanted or any(part in c.name for part in wanted)]
     rate = copy_rate(1 << 20 if args.dry_run else 1 << 31)
@@ -71,7 +73,7 @@ def op(case: KernelCase, pool: Any, data: Data, implementation: Any, interpret: 
 
 def check(case: Case, interpret: bool) -> float:
     """The larger relative RMS of outputs and states, against float32 arithmetic in XLA."""
-    if isinstance(case, AttentionCase):
+    if not isinstance(case, KernelCase):
         return case.check(interpret)
     data, pool = case.data(0), case.pool()
     wide = data._replace(qkv=data.qkv.astype(jnp.float32))
@@ -84,7 +86,7 @@ def check(case: Case, interpret: bool) -> float:
 
 def _loop(case: Case, implementation: str, expected: float, interpret: bool) -> Loop | None:
     """None where an arm does not serve the case."""
-    if isinstance(case, AttentionCase):
+    if not isinstance(case, KernelCase):
         return case.loop(implementation, expected, interpret)
     if implementation not in ("pallas", "xla"):
         return None
@@ -96,9 +98,25 @@ def _loop(case: Case, implementation: str, expected: float, interpret: bool) -> 
     return Loop(step, sets, case.pool(), expected)
 
 
-def _compile(loops: list[Loop]) -> None:
-    with ThreadPoolExecutor(8) as threads:
-        list(threads.map(Loop.compile, loops))
+def _bound(case: Case) -> float:
+    return case.bound if isinstance(case, OpCase) else BOUND
+
+
+def _build(
+    case: Case, floor: float, arms: list[str], interpret: bool
+) -> tuple[float, dict[str, Loop]]:
+    """The error of the kernel, and the compiled loops of the arms that may be timed."""
+    error = check(case, interpret)
+    expected = {"pallas": 6 * floor, "auto": 3 * floor, "xla": 60 * floor, "cudnn": 2 * floor}
+    loops = {
+        arm: loop
+        for arm, seconds in expected.items()
+        if arm in arms and not (error > _bound(case) and arm == "pallas")
+        if (loop := _loop(case, arm, seconds, interpret)) is not None
+    }
+    for loop in loops.values():
+        loop.compile()
+    return error, loops
 
 
 def _run_arms(
@@ -109,35 +127,49 @@ def _run_arms(
     interpret: bool,
 ) -> None:
     table: dict[str, dict[str, float]] = {}
-    for case in cases:
-        floor = case.floor_seconds(*rates)
+    for first in range(0, len(cases), TOGETHER):
+        _time_arms(cases[first : first + TOGETHER], results, rates, arms, interpret, table)
+    print("\n" + _row("", {}))
+    for name, times in table.items():
+        print(_row(name, times))
+
+
+def _time_arms(
+    cases: list[Case],
+    results: ResultsFile,
+    rates: tuple[float, float],
+    arms: list[str],
+    interpret: bool,
+    table: dict[str, dict[str, float]],
+) -> None:
+    """All are checked and compiled on many cores first; then the device is timed, alone."""
+    floors = [case.floor_seconds(*rates) for case in cases]
+    with ThreadPoolExecutor(TOGETHER) as threads:
+        builds = [
+            threads.submit(_build, case, floor, arms, interpret)
+            for case, floor in zip(cases, floors, strict=True)
+        ]
+    for case, floor in zip(cases, floors, strict=True):
+        build = builds.pop(0)  # its inputs go when it is done
         times = table.setdefault(case.name, {"floor": floor})
-        error = check(case, interpret)
+        if failure := build.exception():  # of one case must not lose the others' numbers
+            print(f"{case.name:44} failed: {failure!r:.300}", flush=True)
+            continue
+        error, loops = build.result()
         results.append(Result("kernels", case.name, "pallas", "error", error, "relative RMS", 1))
-        red = error > BOUND
-        print(f"{case.name:32} error {error:.1e}{' RED: no time' if red else ''}", flush=True)
-        expected = {"pallas": 6 * floor, "auto": 3 * floor, "xla": 60 * floor, "cudnn": 2 * floor}
-        loops = {
-            arm: loop
-            for arm, seconds in expected.items()
-            if arm in arms and not (red and arm == "pallas")
-            if (loop := _loop(case, arm, seconds, interpret)) is not None
-        }
-        _compile(list(loops.values()))
+        red = " RED: no time" if error > _bound(case) else ""
+        print(f"{case.name:44} error {error:.1e}{red}", flush=True)
         for arm, loop in loops.items():
             times[arm] = loop.seconds()
         loops.clear()
         if "fla" in arms and isinstance(case, KernelCase) and fla_peer.available():
             try:
                 times["fla"] = fla_peer.seconds(case, 12 * floor)
-            except Exception as error:  # a peer's failure must not lose our numbers
-                print(f"{case.name:32} fla failed: {error!r:.300}", flush=True)
+            except Exception as error:  # a peer's failure, likewise
+                print(f"{case.name:44} fla failed: {error!r:.300}", flush=True)
         for arm, value in times.items():
             results.append(Result("kernels", case.name, arm, "time", 1e3 * value, "ms", REPEAT))
         print(_row(case.name, times), flush=True)
-    print("\n" + _row("", {}))
-    for name, times in table.items():
-        print(_row(name, times))
 
 
 COLUMNS = ("pallas", "auto", "xla", "fla", "cudnn", "floor")
@@ -146,21 +178,21 @@ COLUMNS = ("pallas", "auto", "xla", "fla", "cudnn", "floor")
 def _row(name: str, times: dict[str, float]) -> str:
     if not times:
         heads = "".join(f"{column:>11}" for column in COLUMNS)
-        return f"{'device time, ms':32}{heads}    fla/pallas  pallas/floor"
+        return f"{'device time, ms':44}{heads}    fla/pallas  pallas/floor"
     cells = "".join(f"{1e3 * times[c]:11.4f}" if c in times else f"{'-':>11}" for c in COLUMNS)
     ours = times.get("pallas")
     against = f"{times['fla'] / ours:14.2f}" if ours and "fla" in times else f"{'-':>14}"
-    return f"{name:32}{cells}{against}" + (f"{ours / times['floor']:14.1f}" if ours else "")
+    return f"{name:44}{cells}{against}" + (f"{ours / times['floor']:14.1f}" if ours else "")
 
 
 def _run_variants(cases: list[Case], results: ResultsFile, interpret: bool) -> None:
     for case in cases:
         found: list[tuple[float, Variant | AttentionVariant]] = []
         batch: Sequence[Variant | AttentionVariant]
-        if isinstance(case, AttentionCase):
-            batch = case.variants(interpret)
-        else:
+        if isinstance(case, KernelCase):
             batch = variants(case, interpret)
+        else:
+            batch = case.variants(interpret)
         with ThreadPoolExecutor(8) as threads:
             loops = list(threads.map(_try_compile, batch))
         for variant, loop in zip(batch, loops, strict=True):

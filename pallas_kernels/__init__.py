@@ -8,7 +8,6 @@ from .gated_delta_rule import (
     decode_gated_delta_rule,
     ragged_gated_delta_rule,
     recurrent_gated_delta_rule,
-    suffix_replay,
     unpack,
 )
 from .grouped_matmul import grouped_matmul
@@ -16,6 +15,7 @@ from .paged_attention import decode_paged_attention, ragged_paged_attention, wri
 from .ragged import CONTINUE, NO_SLOT, Segments
 from .ragged_pack import PackedStates, copy_rows, pack_states, row_positions, unpack_states
 from .skinny_matmul import skinny_matmul
+from .suffix_replay import suffix_replay
 
 __all__ = [
     "CONTINUE",

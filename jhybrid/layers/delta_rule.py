@@ -28,13 +28,14 @@ from ..config import LinearAttentionConfig
 
 
 def convolve(
-    x: Float[Array, "*B C"],
-    conv_weight: Float[Array, "C J"],
+    x: Float[Array, "*B Hk X"],
+    conv_weight: Float[Array, "Hk W J"],
     caches: Caches | None,
     layer: int,
     batch: Batch,
-) -> tuple[Float[Array, "*B C"], Caches | None]:
-    """Short convolution with silu, windows carried as the batch asks."""
+) -> tuple[Float[Array, "*B Hk W"], Caches | None]:
+    """Short convolution with silu of the first W channels of every key head, windows carried as
+    the batch asks."""
     match batch:
         case DenseBatch():
             return dense_causal_conv1d(x, conv_weight), caches

@@ -71,15 +71,13 @@ def gated_delta_net(
     lead = x.shape[:-1]
     mixed = project(x, params.qkvz)  # [..., Hk, W + R V]
     key_heads, group = params.A_log.shape
-    qkv, z = mixed[..., : config.conv_width], mixed[..., config.conv_width :]
+    z = mixed[..., config.conv_width :]
     logits = project(x, params.ba, dtype=working_dtype(x))
     beta, decay = (logits[..., n, :, :].reshape(*lead, -1) for n in range(2))
     gates = Gates(decay, beta, params.A_log.reshape(-1), params.dt_bias.reshape(-1))
 
-    flat = qkv.reshape(*lead, key_heads * config.conv_width)
-    conv_weight = params.conv.reshape(key_heads * config.conv_width, config.conv_size)
-    flat, caches = convolve(flat, conv_weight, caches, layer, batch)
-    o, caches = delta_rule(flat.reshape(qkv.shape), gates, caches, layer, batch, config)
+    qkv, caches = convolve(mixed, params.conv, caches, layer, batch)
+    o, caches = delta_rule(qkv, gates, caches, layer, batch, config)
     o = rms_norm(o.astype(beta.dtype), params.norm, config.norm_eps)
     o = o.reshape(*lead, key_heads, group, config.value_dim)
     o = o * jax.nn.silu(z.reshape(o.shape).astype(o.dtype))

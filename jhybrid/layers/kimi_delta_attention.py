@@ -92,15 +92,11 @@ def kimi_delta_attention(
     config: LinearAttentionConfig,
 ) -> tuple[Float[Array, "*B D"], Caches | None]:
     """One mixer; `layer` counts the linear layers. Caches are None for a DenseBatch."""
-    lead, work = x.shape[:-1], working_dtype(x)
-    heads, width = params.conv.shape[:2]
+    work = working_dtype(x)
     z = project(project(x, params.decay_down), params.decay_up, dtype=work)  # [..., H, K]
     gates = Gates(z, project(x, params.beta, dtype=work), params.A_log, params.dt_bias)
 
-    flat = project(x, params.qkv).reshape(*lead, heads * width)
-    conv_weight = params.conv.reshape(heads * width, config.conv_size)
-    flat, caches = convolve(flat, conv_weight, caches, layer, batch)
-    qkv = flat.reshape(*lead, heads, width)
+    qkv, caches = convolve(project(x, params.qkv), params.conv, caches, layer, batch)
     o, caches = delta_rule(qkv, gates, caches, layer, batch, config)
     o = rms_norm(o.astype(work), params.norm, config.norm_eps)
     inner = x if params.gate_down is None else project(x, params.gate_down)

@@ -135,14 +135,13 @@ def run_experts(
     flat = experts.reshape(-1)
     order = jnp.argsort(flat, stable=True)
     sizes = jnp.bincount(flat, length=params.router.shape[0]).astype(jnp.int32)
-    inner = params.gate_up.shape[2]
-    gate_up = params.gate_up.reshape(params.gate_up.shape[0], 2 * inner, -1)
-    both = grouped_matmul(x[order // top], gate_up, sizes).astype(x.dtype)
-    gate, up = (y.astype(weights.dtype) for y in (both[:, :inner], both[:, inner:]))
-    h = gated_activation(gate, up, activation).astype(x.dtype)
-    y = grouped_matmul(h, params.down, sizes)[jnp.argsort(order)]
+    gated = functools.partial(gated_activation, kind=activation)
+    rows, dtype = order // top, x.dtype  # sums are rounded once; the inputs are read in place
+    h = grouped_matmul(x, params.gate_up, sizes, rows=rows, combine=gated, dtype=dtype)
+    y = grouped_matmul(h, params.down, sizes, dtype=dtype)[jnp.argsort(order)]
     # Summed per token in the order of its own experts, whoever else is in the batch.
-    return jnp.sum(y.reshape(count, top, -1) * weights[..., None], axis=1)
+    y = y.reshape(count, top, -1).astype(weights.dtype)
+    return jnp.sum(y * weights[..., None], axis=1)
 
 
 def shared_expert(

@@ -1,4 +1,8 @@
-"""The ops as users call them: one function each, whichever implementation runs."""
+"""The ops as users call them: one function each, whichever implementation runs.
+
+Inputs may be the first W channels of each of H heads [.., H, X], X >= W, as a projection leaves
+them beside others: they are read where they are. Weights are then [H, W, J].
+"""
 
 from __future__ import annotations
 
@@ -21,33 +25,43 @@ def _choose(implementation: Implementation | None, x: Array) -> bool:
     return covered
 
 
+def _by_head(x: Array, weight: Array) -> tuple[Array, Array]:
+    """x [T, H, X] and weight [H, W, J], of one head where there are none."""
+    return (x, weight) if x.ndim == 3 else (x[:, None], weight[None])
+
+
 def ragged_causal_conv1d(
-    x: Float[Array, "T C"],
-    weight: Float[Array, "C J"],
-    pool: Float[Array, "S L W C"],
+    x: Float[Array, "T *H X"],
+    weight: Float[Array, "*H W J"],
+    pool: Float[Array, "S L J1 C"],
     layer: int,
     segments: Segments,
     *,
     implementation: Implementation | None = None,
     interpret: bool = False,
-) -> tuple[Float[Array, "T C"], Float[Array, "S L W C"]]:
-    """A packed ragged batch; windows (W = J - 1 inputs) come from and go to slots of the pool."""
+) -> tuple[Float[Array, "T *H W"], Float[Array, "S L J1 C"]]:
+    """A packed ragged batch; windows (J - 1 inputs of C = H W channels) come from and go to slots
+    of the pool."""
     if _choose(implementation, x):
-        return prefill.ragged_prefill(x, weight, pool, layer, segments, interpret=interpret)
+        y, pool = prefill.ragged_prefill(
+            *_by_head(x, weight), pool, layer, segments, interpret=interpret
+        )
+        return y.reshape(x.shape[0], *weight.shape[:-1]), pool
     return reference.ragged_causal_conv1d(x, weight, pool, layer, segments)
 
 
 def decode_causal_conv1d(
-    x: Float[Array, "N C"],
-    weight: Float[Array, "C J"],
-    pool: Float[Array, "S L W C"],
+    x: Float[Array, "N *H X"],
+    weight: Float[Array, "*H W J"],
+    pool: Float[Array, "S L J1 C"],
     layer: int,
     slots: Int32[Array, " N"],
     *,
     implementation: Implementation | None = None,
     interpret: bool = False,
-) -> tuple[Float[Array, "N C"], Float[Array, "S L W C"]]:
+) -> tuple[Float[Array, "N *H W"], Float[Array, "S L J1 C"]]:
     """One token for each of N sequences, whose windows are shifted in their slots."""
     if _choose(implementation, x):
-        return decode.decode(x, weight, pool, layer, slots, interpret=interpret)
+        y, pool = decode.decode(*_by_head(x, weight), pool, layer, slots, interpret=interpret)
+        return y.reshape(x.shape[0], *weight.shape[:-1]), pool
     return reference.decode_causal_conv1d(x, weight, pool, layer, slots)

@@ -25,10 +25,11 @@ def _kernel(
     new_pool_ref: Any,
     *,
     tuning: ConvTuning,
+    interpret: bool,
 ) -> None:
     block, batch = pl.program_id(0), pl.program_id(1)
-    count, width = x_ref.shape[0], weight_ref.shape[1] - 1
-    channels = Channels(block, tuning.channels, x_ref.shape[1])
+    count, width = x_ref.shape[0], weight_ref.shape[2] - 1
+    channels = Channels(block, tuning.channels, weight_ref)
     weights = channels.weights(weight_ref)
     layer = layer_ref[0]
     for n in range(tuning.sequences):
@@ -39,15 +40,13 @@ def _kernel(
         known = valid & (slot >= 0)
         slot = jnp.maximum(slot, 0)
         inputs = [
-            channels.load(
-                pool_ref.at[slot, layer, jnp.int32(r), channels.slice], known, x_ref.dtype
-            )
+            channels.load(pool_ref, slot, layer, jnp.int32(r), valid=known).astype(x_ref.dtype)
             for r in range(width)
         ]
-        inputs.append(channels.load(x_ref.at[token, channels.slice], valid, x_ref.dtype))
-        channels.store(y_ref.at[token, channels.slice], silu_sum(inputs, weights), valid)
+        inputs.append(channels.load(x_ref, token, valid=valid))
+        channels.store(y_ref, token, value=silu_sum(inputs, weights, interpret), valid=valid)
         for r, value in enumerate(inputs[1:]):
-            channels.store(new_pool_ref.at[slot, layer, jnp.int32(r), channels.slice], value, known)
+            channels.store(new_pool_ref, slot, layer, jnp.int32(r), value=value, valid=known)
 
 
 def decode(
@@ -61,15 +60,17 @@ def decode(
     interpret: bool = False,
 ) -> tuple[Array, Array]:
     """`decode_causal_conv1d` as a kernel; the pool is updated in place when donated."""
-    tuning = tuning or ConvTuning.decode(x.shape[0])
+    tuning, heads, per_head = (tuning or ConvTuning.decode(x.shape[0])).cut(weight)
+    windows = pool.reshape(*pool.shape[:3], heads, -1)
+    out = (x.shape[0], *weight.shape[:2])
     call = triton_call(
-        functools.partial(_kernel, tuning=tuning),
+        functools.partial(_kernel, tuning=tuning, interpret=interpret),
         "causal_conv1d_decode",
-        (pl.cdiv(x.shape[1], tuning.channels), pl.cdiv(x.shape[0], tuning.sequences)),
-        (jax.ShapeDtypeStruct(x.shape, x.dtype), jax.ShapeDtypeStruct(pool.shape, pool.dtype)),
+        (heads * per_head, pl.cdiv(x.shape[0], tuning.sequences)),
+        (jax.ShapeDtypeStruct(out, x.dtype), jax.ShapeDtypeStruct(windows.shape, pool.dtype)),
         warps=tuning.warps,
         aliases={4: 1},
         interpret=interpret,
     )
-    y, pool = call(jnp.asarray([layer], jnp.int32), slots, x, weight, pool)
-    return y, pool
+    y, windows = call(jnp.asarray([layer], jnp.int32), slots, x, weight, windows)
+    return y, windows.reshape(pool.shape)

@@ -70,22 +70,22 @@ def _kernel(
     new_pool_ref: Any,
     *,
     tuning: ConvTuning,
+    interpret: bool,
 ) -> None:
     block, tile = pl.program_id(0), pl.program_id(1)
-    width = weight_ref.shape[1] - 1
-    channels = Channels(block, tuning.channels, x_ref.shape[1])
+    width = weight_ref.shape[2] - 1
+    channels = Channels(block, tuning.channels, weight_ref)
     start, rows, chain = start_ref[tile], rows_ref[tile], chain_ref[tile]
     layer, first = layer_ref[0], chain >= 0
     segment = jnp.maximum(chain, 0)
     slot = load_ref[segment]
 
     def row(token: Array, valid: Array) -> Array:
-        place = x_ref.at[jnp.maximum(token, 0), channels.slice]
-        return channels.load(place, valid, x_ref.dtype)
+        return channels.load(x_ref, jnp.maximum(token, 0), valid=valid)
 
     def of_window(r: int) -> Array:
-        place = pool_ref.at[jnp.maximum(slot, 0), layer, jnp.int32(r), channels.slice]
-        return channels.load(place, first & (slot >= 0), x_ref.dtype)
+        at = jnp.maximum(slot, 0), layer, jnp.int32(r)
+        return channels.load(pool_ref, *at, valid=first & (slot >= 0)).astype(x_ref.dtype)
 
     window = [of_window(r) for r in range(width)]
 
@@ -100,9 +100,7 @@ def _kernel(
                 value = row(token, token >= start)
                 for moved in range(r, width):
                     value = jnp.where(end - start == moved - r, window[moved], value)
-                channels.store(
-                    new_pool_ref.at[slot, layer, jnp.int32(r), channels.slice], value, True
-                )
+                channels.store(new_pool_ref, slot, layer, jnp.int32(r), value=value)
 
         return carry
 
@@ -117,8 +115,8 @@ def _kernel(
         numbers = [step * tuning.unrolled + r for r in range(tuning.unrolled)]
         inputs = [*history, *(row(start + n, n < rows) for n in numbers)]
         for r, n in enumerate(numbers):
-            y = silu_sum(inputs[r : r + width + 1], weights)
-            channels.store(y_ref.at[start + n, channels.slice], y, n < rows)
+            y = silu_sum(inputs[r : r + width + 1], weights, interpret)
+            channels.store(y_ref, start + n, value=y, valid=n < rows)
         return tuple(inputs[tuning.unrolled :])
 
     steps = lax.div(rows + (tuning.unrolled - 1), jnp.int32(tuning.unrolled))
@@ -136,18 +134,20 @@ def ragged_prefill(
     interpret: bool = False,
 ) -> tuple[Array, Array]:
     """`ragged_causal_conv1d` as a kernel; the pool is updated in place when donated."""
-    tuning = tuning or ConvTuning()
+    tuning, heads, per_head = (tuning or ConvTuning()).cut(weight)
     tiles = make_chain_tiles(segments, x.shape[0], tuning.rows)
     load = jnp.append(segments.load, jnp.int32(NO_SLOT))
+    windows = pool.reshape(*pool.shape[:3], heads, -1)
+    out = (x.shape[0], *weight.shape[:2])
     call = triton_call(
-        functools.partial(_kernel, tuning=tuning),
+        functools.partial(_kernel, tuning=tuning, interpret=interpret),
         "causal_conv1d_prefill",
-        (pl.cdiv(x.shape[1], tuning.channels), tiles.start.shape[0]),
-        (jax.ShapeDtypeStruct(x.shape, x.dtype), jax.ShapeDtypeStruct(pool.shape, pool.dtype)),
+        (heads * per_head, tiles.start.shape[0]),
+        (jax.ShapeDtypeStruct(out, x.dtype), jax.ShapeDtypeStruct(windows.shape, pool.dtype)),
         warps=tuning.warps,
         aliases={10: 1},
         interpret=interpret,
     )
     layers = jnp.asarray([layer], jnp.int32)
-    y, pool = call(layers, segments.cu, load, segments.store, *tiles, x, weight, pool)
-    return y, pool
+    y, windows = call(layers, segments.cu, load, segments.store, *tiles, x, weight, windows)
+    return y, windows.reshape(pool.shape)

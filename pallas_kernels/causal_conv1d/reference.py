@@ -13,29 +13,39 @@ from jaxtyping import Float, Int32
 from ..ragged import Segments, chain_start, gather_slots, owner, scatter_slots
 
 
+def _flat(x: Array, weight: Array) -> tuple[Array, Array]:
+    """x [.., C] and weight [C, J]: the first W channels of every head, end to end."""
+    lead = x.shape[: x.ndim - (weight.ndim - 1)]
+    x = x[..., : weight.shape[-2]]
+    return x.reshape(*lead, -1), weight.reshape(-1, weight.shape[-1])
+
+
 def _silu_sum(taps: list[Array], weight: Array, dtype: jnp.dtype) -> Array:
     total = sum(tap.astype(jnp.float32) * weight[:, j] for j, tap in enumerate(taps))
     return jax.nn.silu(jnp.asarray(total)).astype(dtype)
 
 
 def dense_causal_conv1d(
-    x: Float[Array, "B T C"], weight: Float[Array, "C J"]
-) -> Float[Array, "B T C"]:
+    x: Float[Array, "B T *H X"], weight: Float[Array, "*H W J"]
+) -> Float[Array, "B T *H W"]:
     """Equal-length sequences from their start, no window kept."""
+    out = (*x.shape[:2], *weight.shape[:-1])
+    x, weight = _flat(x, weight)
     size, length = weight.shape[1], x.shape[1]
     padded = jnp.pad(x, ((0, 0), (size - 1, 0), (0, 0)))
     taps = [padded[:, j : j + length] for j in range(size)]
-    return _silu_sum(taps, weight.astype(jnp.float32), x.dtype)
+    return _silu_sum(taps, weight.astype(jnp.float32), x.dtype).reshape(out)
 
 
 def ragged_causal_conv1d(
-    x: Float[Array, "T C"],
-    weight: Float[Array, "C J"],
-    pool: Float[Array, "S L W C"],
+    x: Float[Array, "T *H X"],
+    weight: Float[Array, "*H W J"],
+    pool: Float[Array, "S L J1 C"],
     layer: int,
     segments: Segments,
-) -> tuple[Float[Array, "T C"], Float[Array, "S L W C"]]:
-    """A packed ragged batch; windows (W = J - 1 inputs) come from and go to slots of the pool."""
+) -> tuple[Float[Array, "T *H W"], Float[Array, "S L J1 C"]]:
+    out = (x.shape[0], *weight.shape[:-1])
+    x, weight = _flat(x, weight)
     length, width = x.shape[0], weight.shape[1] - 1
     first = chain_start(segments)  # [G]
     windows = gather_slots(pool, segments.load, layer).astype(x.dtype)  # [G, W, C]
@@ -56,19 +66,20 @@ def ragged_causal_conv1d(
     group = jnp.arange(segments.load.shape[0], dtype=jnp.int32)[:, None]
     source = segments.cu[1:, None] - width + jnp.arange(width, dtype=jnp.int32)
     ends = before(source, jnp.broadcast_to(group, source.shape))
-    return y, scatter_slots(pool, segments.store, layer, ends)
+    return y.reshape(out), scatter_slots(pool, segments.store, layer, ends)
 
 
 def decode_causal_conv1d(
-    x: Float[Array, "N C"],
-    weight: Float[Array, "C J"],
-    pool: Float[Array, "S L W C"],
+    x: Float[Array, "N *H X"],
+    weight: Float[Array, "*H W J"],
+    pool: Float[Array, "S L J1 C"],
     layer: int,
     slots: Int32[Array, " N"],
-) -> tuple[Float[Array, "N C"], Float[Array, "S L W C"]]:
-    """One token for each of N sequences, whose windows are shifted in their slots."""
+) -> tuple[Float[Array, "N *H W"], Float[Array, "S L J1 C"]]:
+    out = (x.shape[0], *weight.shape[:-1])
+    x, weight = _flat(x, weight)
     window = gather_slots(pool, slots, layer).astype(x.dtype)  # [N, W, C]
     window = jnp.concatenate([window, x[:, None]], axis=1)
     taps = [window[:, j] for j in range(weight.shape[1])]
     y = _silu_sum(taps, weight.astype(jnp.float32), x.dtype)
-    return y, scatter_slots(pool, slots, layer, window[:, 1:])
+    return y.reshape(out), scatter_slots(pool, slots, layer, window[:, 1:])

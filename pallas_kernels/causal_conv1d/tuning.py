@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+from jax import Array
+
+from ..triton import dividing_block
 
 
 @dataclass(frozen=True)
 class ConvTuning:
-    channels: int = 256  # a program; 16 bytes of bfloat16 a lane and row
+    channels: int = 256  # of a head, a program; 16 bytes of bfloat16 a lane and row
     warps: int = 1
     rows: int = 32  # tokens a program of a prefill
     unrolled: int = 8  # of them whose loads are in flight together
@@ -16,3 +20,9 @@ class ConvTuning:
     @classmethod
     def decode(cls, batch: int) -> ConvTuning:
         return cls(sequences=1 if batch < 128 else 4)
+
+    def cut(self, weight: Array) -> tuple[ConvTuning, int, int]:
+        """(blocks that divide a head, heads, blocks of a head) for weight [H, W, J]."""
+        heads, width = weight.shape[:2]
+        channels = dividing_block(width, self.channels)
+        return replace(self, channels=channels), heads, width // channels

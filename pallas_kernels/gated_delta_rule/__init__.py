@@ -1,6 +1,6 @@
 """Gated delta rule: per-head decay (GDN) and per-channel decay (KDA)."""
 
-from .api import decode_gated_delta_rule, ragged_gated_delta_rule, suffix_replay
+from .api import decode_gated_delta_rule, ragged_gated_delta_rule
 from .inputs import Activation, Gates, unpack
 from .reference import chunk_gated_delta_rule, recurrent_gated_delta_rule
 
@@ -11,6 +11,5 @@ __all__ = [
     "decode_gated_delta_rule",
     "ragged_gated_delta_rule",
     "recurrent_gated_delta_rule",
-    "suffix_replay",
     "unpack",
 ]

@@ -6,13 +6,13 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jaxtyping import Float, Int32
 
-from ..ragged import Segments, owner
+from ..ragged import Segments
 from ..triton import Implementation, use_pallas
 from . import decode, prefill, reference
 from .inputs import SOFTPLUS, Activation, Gates, unpack, value_dim_of
 
 
-def _choose(implementation: Implementation | None, qkv: Array, pool: Array) -> bool:
+def choose_pallas(implementation: Implementation | None, qkv: Array, pool: Array) -> bool:
     """True for Pallas. Asked for by name, a case the kernels do not cover is an error."""
     heads, key_dim, value_dim = pool.shape[2:]
     found = value_dim_of(qkv, key_dim, heads)
@@ -48,7 +48,7 @@ def ragged_gated_delta_rule(
     `chunk_size` and `precision` are of the XLA form, whose chunks are short since every segment may
     waste most of one; the kernels choose theirs by dtype.
     """
-    if _choose(implementation, qkv, pool):
+    if choose_pallas(implementation, qkv, pool):
         layers = jnp.broadcast_to(jnp.asarray(layer, jnp.int32), segments.load.shape)
         sets = gates._replace(A_log=gates.A_log[None], dt_bias=gates.dt_bias[None])
         o, pool = prefill.ragged_prefill(
@@ -74,36 +74,7 @@ def decode_gated_delta_rule(
     interpret: bool = False,
 ) -> tuple[Float[Array, "N H V"], Float[Array, "S L H K V"]]:
     """One token for each of N sequences, whose states are updated in their slots."""
-    if _choose(implementation, qkv, pool):
+    if choose_pallas(implementation, qkv, pool):
         return decode.decode(qkv, gates, pool, layer, slots, activation, interpret=interpret)
     five = unpack(qkv, gates, pool.shape[3], activation)
     return reference.decode_gated_delta_rule(*five, pool, layer, slots)
-
-
-def suffix_replay(
-    qkv: Float[Array, "T Hk W"],
-    gates: Gates,
-    pool: Float[Array, "S L H K V"],
-    layers: Int32[Array, " G"],
-    segments: Segments,
-    *,
-    activation: Activation = SOFTPLUS,
-    implementation: Implementation | None = None,
-    interpret: bool = False,
-) -> Float[Array, "S L H K V"]:
-    """States alone, rebuilt from the last tokens of many layers and sequences at once.
-
-    Segment i belongs to layer `layers[i]` of the pool; `A_log` and `dt_bias` are of all layers,
-    [L, H] and [L, H, *K]. Otherwise the states are those of `ragged_gated_delta_rule`; queries
-    are not read. (Tail-Replay's restoration of recurrent states; dasc's suffix replay.)
-    """
-    if _choose(implementation, qkv, pool):
-        _, pool = prefill.ragged_prefill(
-            qkv, gates, pool, layers, layers, segments, activation,
-            outputs=False, interpret=interpret,
-        )  # fmt: skip
-        return pool
-    of_token = layers[owner(segments.cu, qkv.shape[0])]
-    gates = gates._replace(A_log=gates.A_log[of_token], dt_bias=gates.dt_bias[of_token])
-    five = unpack(qkv, gates, pool.shape[3], activation)
-    return reference.ragged_gated_delta_rule(*five, pool, layers, segments)[1]

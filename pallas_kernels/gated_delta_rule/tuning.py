@@ -27,6 +27,8 @@ class PrefillTuning:
     scan_stages: int = 3
     transposed: bool = True  # carry S^T in registers as the left operand of every product
 
+    turn_by_product: bool = False
+
     @property
     def tile_dtype(self) -> DTypeLike:
         return jnp.float16 if self.products == "f16" else jnp.float32
@@ -39,6 +41,7 @@ class PrefillTuning:
         return cls(
             products="tf32x3",
             leaf_products="tf32x3",
+            inverse_leaf=4,
             decay_leaf=4,
             key_block=32,
             prepare_warps=8,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -118,34 +119,72 @@ tiled = jax.jit(functools.partial(ragged_prefill, tuning=TUNING, interpret=True)
 @pytest.mark.parametrize("length", [1, 3, 31, 32, 33, 100])
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16], ids=["f32", "bf16"])
 def test_kernel_cuts_any_length_into_tiles(length: int, dtype: Any) -> None:
-    """bfloat16 inputs are exact; only the output is rounded. Several blocks of channels."""
+    """bfloat16 inputs are exact; only the output is rounded. Two heads of several blocks."""
     draw = np.random.default_rng(length)
     x, weight, window = (
-        jnp.asarray(draw.standard_normal(shape), dtype) for shape in ((100, 40), (40, 4), (3, 40))
+        jnp.asarray(draw.standard_normal(size), dtype)
+        for size in ((100, 2, 48), (2, 48, 4), (3, 96))
     )
-    pool = jnp.full((2, 1, 3, 40), jnp.nan, dtype).at[1, 0].set(window)
+    pool = jnp.full((2, 1, 3, 96), jnp.nan, dtype).at[1, 0].set(window)
     segments = Segments(*(jnp.array(y, jnp.int32) for y in ([0, length], [1], [1])))
     y, after = tiled(x, weight, pool, 0, segments)
-    wide = (np.asarray(z.astype(jnp.float32)) for z in (x[:length], weight, window))
-    expected, last = oracle.causal_conv1d(*wide)
+    flat = (x[:length].reshape(length, 96), weight.reshape(96, 4), window)
+    expected, last = oracle.causal_conv1d(*(np.asarray(z.astype(jnp.float32)) for z in flat))
     bound = 1e-6 if dtype == jnp.float32 else 3e-3
-    assert_close("y", y[:length].astype(jnp.float32), expected, bound)
+    assert_close("y", y[:length].reshape(length, 96).astype(jnp.float32), expected, bound)
     np.testing.assert_array_equal(after[1, 0].astype(jnp.float32), last.astype(np.float32))
     assert jnp.isfinite(y.astype(jnp.float32)).all()
 
 
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_channels_beside_are_not_read(implementation: str) -> None:
+    """Two heads of 6 channels, each with 2 more behind them, as one projection leaves them."""
+    wide = np.full((9, 2, 8), np.nan, np.float32)
+    wide[..., :CHANNELS] = rng.standard_normal((9, 2, CHANNELS))
+    weight = jnp.asarray(np.stack([WEIGHT, WEIGHT[::-1]]))
+    x, flat_weight = jnp.asarray(wide), weight.reshape(12, SIZE)
+    flat = x[..., :CHANNELS].reshape(9, 12)
+    pool = jnp.asarray(rng.standard_normal((3, 1, SIZE - 1, 12)), jnp.float32)
+    segments = Segments(*(jnp.array(y, jnp.int32) for y in ([0, 5, 9], [2, NO_SLOT], [0, 1])))
+    slots = jnp.arange(3, dtype=jnp.int32)
+    cases: Any = (
+        (ragged_causal_conv1d, 9, segments),
+        (decode_causal_conv1d, 3, slots),
+    )
+    for op, size, last in cases:
+        y, after = compiled(op, implementation)(x[:size], weight, pool, 0, last)
+        expected, after_flat = op(flat[:size], flat_weight, pool, 0, last, implementation="xla")
+        assert y.shape == (size, 2, CHANNELS)
+        assert_close("y", y.reshape(size, 12), expected, 1e-6)
+        np.testing.assert_array_equal(after, after_flat)
+
+
+def test_dense_takes_the_first_channels_of_heads() -> None:
+    x = jnp.asarray(rng.standard_normal((1, 9, 2, 8)), jnp.float32)
+    weight = jnp.asarray(np.stack([WEIGHT, WEIGHT[::-1]]))
+    y = dense_causal_conv1d(x, weight)
+    flat = x[..., :CHANNELS].reshape(1, 9, 12)
+    expected = dense_causal_conv1d(flat, weight.reshape(12, SIZE))
+    np.testing.assert_array_equal(y.reshape(1, 9, 12), expected)
+
+
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16], ids=["f32", "bf16"])
 def test_lowers_for_cuda(dtype: Any) -> None:
-    """11,520 channels (OLMo-Hybrid) are no whole number of blocks."""
-    for channels, taps in ((8192, 4), (11520, 4), (96, 3)):
-        weight = jax.ShapeDtypeStruct((channels, taps), dtype)
-        pool = jax.ShapeDtypeStruct((9, 2, taps - 1, channels), dtype)
+    """Qwen3.5-4B, OLMo-Hybrid, Kimi-Linear; and no heads."""
+    for shape, beside, taps in (
+        ((16, 512), 256, 4),
+        ((30, 384), 192, 4),
+        ((32, 384), 0, 4),
+        ((96,), 0, 3),
+    ):
+        weight = jax.ShapeDtypeStruct((*shape, taps), dtype)
+        pool = jax.ShapeDtypeStruct((9, 2, taps - 1, math.prod(shape)), dtype)
         layer = jax.ShapeDtypeStruct((), jnp.int32)
         for op, tokens, last in (
             (ragged_causal_conv1d, 1000, segments_shape(4)),
             (decode_causal_conv1d, 33, jax.ShapeDtypeStruct((33,), jnp.int32)),
         ):
-            x = jax.ShapeDtypeStruct((tokens, channels), dtype)
+            x = jax.ShapeDtypeStruct((tokens, *shape[:-1], shape[-1] + beside), dtype)
             op = functools.partial(op, implementation="pallas")
             assert lower_for_cuda(op, x, weight, pool, layer, last).count(TRITON_CALL) == 1
 

@@ -117,6 +117,47 @@ def test_runs_are_identical(case: Case) -> None:
         np.testing.assert_array_equal(one, other)
 
 
+@pytest.mark.parametrize("dims", [(64, 128), (96, 192), (192, 96), (256, 64), (128, 256)])
+@pytest.mark.parametrize("per_channel", [False, True], ids=["gdn", "kda"])
+def test_prefill_of_unequal_dims(dims: tuple[int, int], per_channel: bool) -> None:
+    case = Case("dims", 1, 1, *dims, per_channel=per_channel)
+    o, state, expected, expected_state = prefill(case, 70, jnp.float32)
+    assert_close("o", o, expected, F32_BOUND)
+    assert_close("state", state, expected_state, F32_BOUND)
+
+
+@pytest.mark.parametrize("per_channel", [False, True], ids=["gdn", "kda"])
+def test_long_decode_drifts_no_faster_than_the_reference(per_channel: bool) -> None:
+    """8,192 steps; states decay little, so that errors stay in them."""
+    case = Case("drift", 1, 1, 16, 16, per_channel=per_channel, decay="none")
+    steps = 8192
+    x = inputs(case, steps)
+    x = (*x[:3], np.full_like(x[3], -1e-3), x[4])
+    _, expected = oracle.gated_delta_rule(*x)
+    qkv, gates = packed(x)
+    errors = {}
+    for implementation in ("xla", "pallas"):
+        step = functools.partial(
+            decode_gated_delta_rule,
+            activation=ACTIVATION,
+            implementation=implementation,
+            interpret=implementation == "pallas",
+        )
+
+        def one(pool: Any, token: Any, step: Any = step) -> Any:
+            qkv, z, beta = token
+            given = gates._replace(decay=z[None], beta=beta[None])
+            return step(qkv[None], given, pool, 0, jnp.zeros(1, jnp.int32))[1], None
+
+        pool = jnp.zeros((2, 1, 1, 16, 16))
+        run = jax.jit(lambda pool, tokens, one=one: jax.lax.scan(one, pool, tokens)[0])
+        state = run(pool, (qkv, gates.decay, gates.beta))[0, 0]
+        error = np.linalg.norm(np.asarray(state, np.float64) - expected)
+        errors[implementation] = error / np.linalg.norm(expected)
+    assert errors["pallas"] <= max(1.5 * errors["xla"], 1e-6)
+    assert errors["pallas"] < F32_BOUND
+
+
 @pytest.mark.parametrize("shape", [(96, 192), (192, 96), (64, 256)])
 @pytest.mark.parametrize("per_channel", [False, True], ids=["gdn", "kda"])
 def test_decode_of_unequal_dims(shape: tuple[int, int], per_channel: bool) -> None:
