@@ -13,7 +13,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plt
 
 from ..triton import Dot, iota, triton_call
-from .flash import NEVER, Sums, columns, head_blocks, kernel, parts_of
+from .flash import LOWEST, Sums, columns, head_blocks, kernel, parts_of
 from .tuning import Cut, Tuning, programs
 from .work import Pieces, Tiles
 
@@ -42,7 +42,7 @@ def _combine_kernel(
         top, total, acc = carry
         at = first + index * COMBINED + iota((COMBINED,), 0)
         there = at < end
-        tops = plt.load(top_ref.at[at, row, head], mask=there, other=NEVER)
+        tops = plt.load(top_ref.at[at, row, head], mask=there, other=LOWEST)
         totals = plt.load(total_ref.at[at, row, head], mask=there, other=0)
         high = jnp.maximum(top, jnp.max(tops))
         weights, shrink = jnp.exp2(tops - high), jnp.exp2(top - high)
@@ -59,7 +59,7 @@ def _combine_kernel(
         return high, total * shrink + jnp.sum(totals * weights), acc
 
     carry = (
-        jnp.float32(NEVER),
+        jnp.float32(LOWEST),
         jnp.float32(0),
         tuple(jnp.zeros((width,), jnp.float32) for _, width in parts),
     )

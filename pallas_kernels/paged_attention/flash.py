@@ -26,7 +26,9 @@ from jax.experimental.pallas import triton as plt
 from ..triton import Dot, iota, power_of_two_blocks
 from .tuning import Tuning
 
-NEVER = -1e30  # of a key that is not visible; finite, so that a row that sees nothing has no NaN
+# The logit of a key that is not visible, and the reference of a row that has seen none. Finite, and
+# one far below the other: such a row's weights are zeros, and no difference of equals is rounded.
+NEVER, LOWEST = -1e34, -1e30
 WIDEST = 256  # block of a head dim
 
 Sums = tuple[Array, Array, tuple[Array, ...]]  # top, total, acc
@@ -150,7 +152,7 @@ def kernel(
             scores: Any = sum(dot(x, y, tb=True) for x, y in zip(q, k, strict=True))
             if masked:
                 visible = (at[None, :] <= position[:, None]) & inside[None, :]
-                scores = jnp.where(visible, scores, NEVER)
+                scores = jnp.where(visible, scores, NEVER / factor)
             # The largest so far need not be the reference, only near: sums are seldom scaled down.
             high = jnp.max(scores, axis=1) * factor
             high = jnp.where(high > top + tuning.slack, high, top)
@@ -171,7 +173,7 @@ def kernel(
             return (high, total, acc), pages
 
         sums = (
-            jnp.full((tuning.rows,), NEVER, jnp.float32),
+            jnp.full((tuning.rows,), LOWEST, jnp.float32),
             jnp.zeros((tuning.rows,), jnp.float32),
             tuple(jnp.zeros((tuning.rows, width), jnp.float32) for _, width in value_parts),
         )
