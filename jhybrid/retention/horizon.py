@@ -13,11 +13,11 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Float
 
 from ..config import LinearAttentionConfig, ModelConfig, require
 from ..models.hybrid import ModelParams
@@ -49,10 +49,6 @@ class Horizons:
     def decay(self) -> Float[np.ndarray, "Ll H U"]:
         """One-step static decay alpha_s = exp(g_s)."""
         return np.exp(math.log(self.epsilon) / self.values)
-
-    def permuted(self, order: Int[np.ndarray, "Ll H"]) -> Horizons:
-        """The same units with the heads of each layer in another order (see `placement`)."""
-        return replace(self, values=np.take_along_axis(self.values, order[:, :, None], axis=1))
 
 
 def decay_names(config: ModelConfig) -> list[str]:

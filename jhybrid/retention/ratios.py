@@ -9,17 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-import numpy as np
-
-from ..config import LinearAttentionConfig, ModelConfig
+from ..config import ModelConfig
 from .layout import LayoutKind, kept_per_rank, make_layout
-from .placement import (
-    PLACEMENTS,
-    PlacementKind,
-    assign_bundles,
-    balance_storage,
-    bundle_order,
-)
+from .permutation import head_order, permute_plan
+from .placement import PLACEMENTS, PlacementKind, balance_storage
 from .selection import RetentionPlan
 
 CheckpointDtype = Literal["float32", "int8"]
@@ -128,29 +121,11 @@ def plan_ratios(
     )
 
 
-def bundle_costs(plan: RetentionPlan, config: LinearAttentionConfig) -> np.ndarray:
-    """C_lb of appendix B.1 [Ll, Hk]: kept units of each key head's value heads."""
-    per_head = plan.keep.sum(axis=2)
-    return per_head.reshape(len(per_head), config.key_heads, config.group).sum(axis=2)
-
-
-def head_order(plan: RetentionPlan, config: LinearAttentionConfig, tp: int) -> np.ndarray:
-    """Algorithm (a) as an order of the key heads of each layer: [Ll, Hk]."""
-    return bundle_order(assign_bundles(bundle_costs(plan, config), tp))
-
-
-def value_head_order(key_heads: np.ndarray, group: int) -> np.ndarray:
-    """The order of value heads [Ll, Hk * group] that an order of key heads brings."""
-    order = key_heads[:, :, None] * group + np.arange(group)
-    return order.reshape(len(order), -1)
-
-
 def _placed(
     plan: RetentionPlan, config: ModelConfig, tp: int, kind: PlacementKind, itemsize: int
 ) -> Placed:
     if kind == "hybrid":
-        order = head_order(plan, config.linear, tp)
-        plan = plan.permuted(value_head_order(order, config.linear.group))
+        plan = permute_plan(plan, head_order(plan, config.linear, tp))
     counts = kept_per_rank(plan, tp)
     storage = balance_storage(counts)
     units = int(counts.max()) if kind == "off" else storage.slot_units

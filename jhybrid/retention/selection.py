@@ -6,7 +6,7 @@ are controls: as many units of every layer at random or from the short end, all,
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
@@ -66,15 +66,8 @@ class RetentionPlan:
         """W_replay of eq. 7 for a cached prefix of n_p tokens."""
         return min(prefix, self.replay_window)
 
-    def permuted(self, order: Int[np.ndarray, "Ll H"]) -> RetentionPlan:
-        """The same units with the heads of each layer in another order (see `placement`)."""
-        keep = np.take_along_axis(self.keep, order[:, :, None], axis=1)
-        return replace(self, keep=keep, horizons=self.horizons.permuted(order))
 
-
-def replay_windows(
-    horizons: Float[np.ndarray, " N"], w_max: int
-) -> Int[np.ndarray, " N"]:
+def replay_windows(horizons: Float[np.ndarray, " N"], w_max: int) -> Int[np.ndarray, " N"]:
     """W_u = clamp(next_pow2(H_s), 4, w_max) of eq. 7, where next_pow2(0) is 4."""
     bounded = np.clip(horizons, SHORTEST_REPLAY, w_max)
     return np.minimum(2 ** np.ceil(np.log2(bounded)), w_max).astype(np.int64)
