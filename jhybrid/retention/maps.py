@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 from flax import struct
+from jaxtyping import Int32
 
 from .layout import Layout, omitted_rows, rows_of
 from .placement import StoragePlacement
@@ -46,11 +47,16 @@ def make_maps(plan: RetentionPlan, layout: Layout, storage: StoragePlacement | N
         units = np.where(mine, units[:, : storage.slot_units], -1)
         if storage.remote:
             exchange = _make_exchange(layout, storage)
-    rows = rows_of(units, layout.unit_rows)
+    rows = _at_least_one(rows_of(units, layout.unit_rows))
     positions = np.full((tp, plan.row_mask.size // tp), -1, np.int32)
     rank, place = np.nonzero(rows >= 0)
     positions[rank, rows[rank, place]] = place
-    return MoveMaps(rows, positions, omitted_rows(plan, tp), exchange)
+    return MoveMaps(rows, positions, _at_least_one(omitted_rows(plan, tp)), exchange)
+
+
+def _at_least_one(rows: Int32[np.ndarray, "P R"]) -> Int32[np.ndarray, "P R"]:
+    """Lists of no rows get one -1: an array of no rows can be neither read nor written."""
+    return np.pad(rows, ((0, 0), (0, int(rows.shape[1] == 0))), constant_values=-1)
 
 
 def _make_exchange(layout: Layout, storage: StoragePlacement) -> Exchange:
