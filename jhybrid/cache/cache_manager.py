@@ -23,7 +23,7 @@ import numpy as np
 from jhybrid.cache.admission import Admission, CacheStats, Commit
 from jhybrid.cache.allocator import PageAllocator, SlotAllocator
 from jhybrid.cache.radix_cache import RadixCache, as_tokens
-from jhybrid.cache.radix_node import Checkpoint, Insertion, Match, Tokens
+from jhybrid.cache.radix_node import Checkpoint, Insertion, Match, PageIds, Tokens
 from jhybrid.cache.tiers import CheckpointTiers, Demotion
 
 
@@ -100,8 +100,10 @@ class CacheManager:
             self._tree.unlock(lease.lock)
             lease.shared = 0
             pages = self._take_pages(needed)
-        lease.page_table.extend(pages or ())
-        return pages is not None
+        if pages is None:
+            return False
+        lease.page_table = _joined(lease.page_table, pages)
+        return True
 
     def release_source(self, lease: Admission) -> None:
         """The first step is dispatched: the checkpoint read and the pages copied may go.
@@ -195,7 +197,8 @@ class CacheManager:
         self._tree.unlock(lease.lock)
         self._pages.release(lease.page_table, "running")
         self._leases.remove(lease)
-        lease.page_table, lease.slot, lease.state_depth = [], -1, None
+        lease.page_table = lease.page_table[:0]
+        lease.slot, lease.state_depth = -1, None
         return commit
 
     def take_demotions(self, most: int) -> list[Demotion]:
@@ -289,7 +292,7 @@ class CacheManager:
             restored=match.restored,
             source=match.checkpoint_node.checkpoint if match.checkpoint_node else None,
             slot=slot,
-            page_table=[*match.pages[:shared].tolist(), *pages],
+            page_table=_joined(match.pages[:shared], pages),
             page_copies=copies,
             write_from=match.length,
             branch_depth=match.branch_depth,
@@ -319,7 +322,7 @@ class CacheManager:
             theirs = self._tree.page_table(inserted.node)[first:last]
             self._pages.retain(theirs, "running")
             self._pages.release(lease.page_table[first:last], "running")
-            lease.page_table[first:last] = theirs.tolist()
+            lease.page_table[first:last] = theirs
         lease.shared = max(lease.shared, inserted.node.end)
 
     def _take_pages(self, n: int) -> list[int] | None:
@@ -352,3 +355,7 @@ class CacheManager:
         have, tokens_held = len(lease.page_table), len(lease.page_table) * self.page_size
         if len(tokens) > tokens_held:
             raise ValueError(f"{have} pages hold {tokens_held} tokens, not {len(tokens)}")
+
+
+def _joined(pages: PageIds, more: list[int]) -> PageIds:
+    return np.concatenate([pages, np.asarray(more, np.int32)])

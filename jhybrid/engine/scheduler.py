@@ -104,7 +104,7 @@ class Scheduler:
 
     def _admit(self, sequence: Sequence, plan: Plan) -> bool:
         """All or nothing: a row, a slot and the pages of every known token, or stay queued."""
-        tokens = sequence.tokens
+        tokens = sequence.prefix(len(sequence.tokens))
         # Cached positions have no logits: prompt log-probabilities need every token run.
         fresh = sequence.params.prompt_logprobs is not None and sequence.generated == 0
         reuse = sequence.recovery != "off" and not fresh
@@ -178,7 +178,7 @@ class Scheduler:
         lease = sequence.lease
         assert lease is not None
         keep = self.caching and not sequence.inexact
-        self.cache.finish(lease, sequence.tokens[: sequence.dispatched], donate=keep)
+        self.cache.finish(lease, sequence.prefix(sequence.dispatched), donate=keep)
         self._free_rows.append(sequence.row)
         self.running.remove(sequence)
         sequence.lease, sequence.row, sequence.dispatched = None, -1, 0
@@ -202,9 +202,9 @@ class Scheduler:
             if not self.caching or sequence.inexact:
                 continue
             for depth, slot in piece.checkpoints:
-                self.cache.commit_prefix(lease, sequence.tokens[:depth], (slot, depth))
+                self.cache.commit_prefix(lease, sequence.prefix(depth), (slot, depth))
             if piece.draws:
-                self.cache.commit_prefix(lease, sequence.tokens[: piece.end])
+                self.cache.commit_prefix(lease, sequence.prefix(piece.end))
         for sequence in plan.decode:
             assert sequence.lease is not None
             sequence.dispatched += 1
