@@ -45,7 +45,7 @@ def _figures(plan: RetentionPlan, config: ModelConfig, name: str) -> Iterator[tu
     if channels:
         fractions = plan.keep.mean(axis=(1, 2))
         layer = int(np.abs(fractions - np.median(fractions)).argmin())
-        title = f"{name}: channel horizons of block {config.linear_layers[layer] + 1} (tokens)"
+        title = f"{name}: channel horizons of block {config.linear_layers[layer]} (tokens)"
         figure = horizon_map(horizons.values[layer], title)
         figure.axes[0].set(xlabel="key channel", ylabel="head")
         yield "channels", figure
