@@ -20,7 +20,6 @@ import numpy as np
 from jax import Array
 from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Float
-from scipy.stats import rankdata
 
 from pallas_kernels import NO_SLOT, Segments
 
@@ -83,7 +82,13 @@ def correlations(
 ) -> Float[np.ndarray, " Ll"]:
     """Spearman correlation across the units of each layer, as in table 1(b)."""
     pairs = zip(horizons, signal, strict=True)
-    return np.array([np.corrcoef(rankdata(a), rankdata(b))[0, 1] for a, b in pairs])
+    return np.array([np.corrcoef(_ranks(a), _ranks(b))[0, 1] for a, b in pairs])
+
+
+def _ranks(values: Float[np.ndarray, "H U"]) -> Float[np.ndarray, " N"]:
+    """Ranks of the flattened values; equal values share their mean rank."""
+    _, inverse, counts = np.unique(values.ravel(), return_inverse=True, return_counts=True)
+    return (counts.cumsum() - (counts - 1) / 2)[inverse]
 
 
 @functools.lru_cache(maxsize=8)
