@@ -5,13 +5,14 @@ from __future__ import annotations
 import argparse
 from types import ModuleType
 
-from . import kernels, matmul_variants, model, step_profile
+from . import kernels, matmul_variants, model, retention_load, step_profile
 
 SUITES: dict[str, ModuleType] = {
     "kernels": kernels,
     "model": model,
     "profile": step_profile,
     "matmul-variants": matmul_variants,
+    "retention-load": retention_load,
 }
 
 

@@ -10,7 +10,8 @@ import numpy as np
 from pallas_kernels import CONTINUE, Segments
 
 from ..batch import DecodeBatch, PrefillBatch
-from .model_runner import ModelRunner, bucket
+from .buckets import bucket
+from .model_runner import ModelRunner
 from .request import MAX_LOGIT_BIAS
 from .sampler import MAX_BANNED, RowParams, SampleMode
 from .scheduler import Piece
@@ -33,9 +34,9 @@ def prefill_inputs(runner: ModelRunner, pieces: list[Piece]) -> tuple[PrefillBat
         assert lease is not None
         size = piece.end - piece.start
         positions = np.arange(piece.start, piece.end, dtype=np.int32)
-        batch.token_ids[at : at + size] = sequence.tokens[piece.start : piece.end]
+        batch.token_ids[at : at + size] = sequence.prefix(piece.end)[piece.start :]
         batch.positions[at : at + size] = positions
-        table = np.array(lease.page_table, np.int32)
+        table = lease.page_table
         slots = _kv_slots(table, positions, runner.page_size)
         batch.kv_slots[at : at + size] = np.where(positions >= lease.write_from, slots, -1)
         batch.page_table[n, : len(table)] = table
@@ -56,20 +57,20 @@ def prefill_inputs(runner: ModelRunner, pieces: list[Piece]) -> tuple[PrefillBat
 
 def decode_inputs(runner: ModelRunner, sequences: list[Sequence]) -> tuple[DecodeBatch, np.ndarray]:
     """The batch (tokens are on the device) and the row of each sequence."""
-    size = bucket(runner.buckets.decode, len(sequences))
+    size, count = bucket(runner.buckets.decode, len(sequences)), len(sequences)
     batch: Any = runner.empty_decode(size)
     rows = np.full(size, -1, np.int32)
+    rows[:count] = [s.row for s in sequences]
+    positions = np.array([s.dispatched for s in sequences], np.int32)
+    batch.positions[:count] = positions
     for n, sequence in enumerate(sequences):
-        lease = sequence.lease
-        assert lease is not None
-        position = sequence.dispatched
-        table = lease.page_table
-        rows[n] = sequence.row
-        batch.positions[n] = position
+        assert sequence.lease is not None
+        table = sequence.lease.page_table
         batch.page_table[n, : len(table)] = table
-        page = table[position // runner.page_size]
-        batch.kv_slots[n] = page * runner.page_size + position % runner.page_size
-        batch.state_slots[n] = lease.slot
+        batch.state_slots[n] = sequence.lease.slot
+    page_size = runner.page_size
+    pages = batch.page_table[np.arange(count), positions // page_size]
+    batch.kv_slots[:count] = pages * page_size + positions % page_size
     return batch, rows
 
 
