@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from jhybrid.cache.allocator import PoolCounts
-from jhybrid.cache.radix_node import Lock, Refusal
+from jhybrid.cache.radix_node import Checkpoint, Lock, Refusal
 
 
 @dataclass(eq=False)
@@ -14,7 +14,7 @@ class Admission:
 
     matched: int  # tokens whose KV is reused
     restored: int  # depth of the state to start from; 0: zero state
-    source_slot: int  # the tree's slot with that state, to be read and never written; -1: zero
+    source: Checkpoint | None  # that state, to be read and never written; None: zero
     slot: int  # the request's own slot
     page_table: list[int]
     page_copies: list[tuple[int, int]]  # (src, dst) to be copied before the first step
@@ -23,6 +23,8 @@ class Admission:
     reason: str | None  # why restored < matched, or why nothing was matched
     lock: Lock
     shared: int  # full pages of [0, shared) are the tree's
+    exact: bool  # no approximation in what it was given, nor in what it has computed
+    strict: bool  # takes and gives only what is exact
     state_depth: int | None = None  # tokens the state in `slot` has consumed; None: not written
 
     def set_state_depth(self, depth: int) -> None:
@@ -46,8 +48,8 @@ class Commit:
 
 @dataclass(frozen=True)
 class CacheStats:
-    """Owners per pool, and how many pages and checkpoints had to make room, by pool."""
+    """Owners by pool, how many pages and checkpoints had to make room, and demotions by outcome."""
 
-    kv_pages: PoolCounts
-    native_slots: PoolCounts
+    pools: dict[str, PoolCounts]
     evictions: dict[str, int]
+    demotions: dict[str, int]

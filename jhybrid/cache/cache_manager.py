@@ -8,6 +8,10 @@ Who owns the KV of a request admitted with a match of m tokens and a checkpoint 
 
 Tokens c..m run again for the state only. What is committed is shared from then on, and the
 request writes only behind it.
+
+With a compressed pool the manager decides what is demoted and somebody else packs it:
+`take_demotions`, then `commit_demotion` or `abort_demotion` of each. Native slots that are on their
+way to being free are waited for.
 """
 
 from __future__ import annotations
@@ -20,21 +24,36 @@ from jhybrid.cache.admission import Admission, CacheStats, Commit
 from jhybrid.cache.allocator import PageAllocator, SlotAllocator
 from jhybrid.cache.radix_cache import RadixCache, as_tokens
 from jhybrid.cache.radix_node import Checkpoint, Insertion, Match, Tokens
+from jhybrid.cache.tiers import CheckpointTiers, Demotion
 
 
 class CacheManager:
     """Pages, slots and the prefix tree of one server. Not thread-safe: the scheduler owns it."""
 
     def __init__(
-        self, total_pages: int, page_size: int, total_slots: int, checkpoint_interval: int
+        self,
+        total_pages: int,
+        page_size: int,
+        total_slots: int,
+        checkpoint_interval: int,
+        *,
+        compressed_slots: int = 0,
+        lossless: bool = False,
+        watermark: int = 0,
     ) -> None:
+        """`lossless`: compressed states restore exactly. `watermark`: native slots kept free."""
         if checkpoint_interval < 1:
             raise ValueError(f"checkpoint_interval must be at least 1, got {checkpoint_interval}")
+        if not 0 <= watermark < total_slots:
+            raise ValueError(f"watermark must be from 0 to {total_slots - 1}, got {watermark}")
         self.page_size = page_size
         self.checkpoint_interval = checkpoint_interval
+        self.watermark = watermark
         self._pages = PageAllocator(total_pages)
         self._slots = SlotAllocator(total_slots)
-        self._tree = RadixCache(page_size, self._pages, self._slots)
+        compressed = SlotAllocator(compressed_slots) if compressed_slots else None
+        self._tiers = CheckpointTiers(self._slots, compressed, lossless=lossless)
+        self._tree = RadixCache(page_size, self._pages, self._tiers)
         self._leases: set[Admission] = set()
         self._reserved: set[int] = set()  # slots handed out for checkpoints, not committed yet
 
@@ -44,18 +63,23 @@ class CacheManager:
         limit: int,
         reuse: bool = True,
         tokens_total: int = 0,
+        *,
+        strict: bool = False,
     ) -> Admission | None:
         """Matches at most `limit` tokens and takes a slot and pages for [0, tokens_total).
 
-        All or nothing: None when there is no room now, with nothing held. When nothing else runs
-        it fails only if `tokens_total` does not fit the pool or every slot is reserved; then
-        rather than wait for its own hit to get out of the way it does without (`no_room`).
+        `strict` matches only what is exact. All or nothing: None when there is no room now, with
+        nothing held. When nothing else runs and no demotion is under way it fails only if
+        `tokens_total` does not fit the pool or every slot is reserved; then rather than wait for
+        its own hit to get out of the way it does without (`no_room`).
         """
         tokens = as_tokens(tokens)
-        match = self._tree.match(tokens, limit if reuse else 0)
-        lease = self._admit(match, tokens_total, match.reason if reuse else "disabled")
-        if lease is None and match.length and not self._leases:
-            lease = self._admit(self._tree.match(tokens, 0), tokens_total, "no_room")
+        match = self._tree.match(tokens, limit if reuse else 0, strict=strict)
+        lease = self._admit(match, tokens_total, match.reason if reuse else "disabled", strict)
+        alone = not self._leases and not self._tiers.demoting
+        if lease is None and match.length and alone:
+            match = self._tree.match(tokens, 0)
+            lease = self._admit(match, tokens_total, "no_room", strict)
         return lease
 
     def grow(self, lease: Admission, tokens_total: int) -> bool:
@@ -95,8 +119,7 @@ class CacheManager:
         Leaves at least `reserve` slots that are free or can be freed for running requests. Every
         slot goes back through `commit_prefix` or `release_checkpoint_slots`.
         """
-        obtainable = self._slots.free + self._tree.evictable_checkpoints - reserve
-        taken = [self._take_slot() for _ in range(min(n, obtainable))]
+        taken = [self._take_slot() for _ in range(min(n, self._tiers.obtainable - reserve))]
         slots = [slot for slot in taken if slot is not None]
         self._reserved.update(slots)
         return slots
@@ -138,7 +161,7 @@ class CacheManager:
         state = Checkpoint(*checkpoint) if checkpoint is not None else None
         if state is not None:
             self._take_back(state.slot)
-        inserted = self._tree.insert(tokens, lease.page_table, state)
+        inserted = self._insert(lease, tokens, state)
         if state is not None and inserted.refused:
             self._slots.release(state.slot, "running")
         self._share(lease, inserted)
@@ -163,10 +186,10 @@ class CacheManager:
         if donate and len(tokens):
             state = Checkpoint(lease.slot, len(tokens))
             writes = state if lease.state_depth == state.depth else None
-            inserted = self._tree.insert(tokens, lease.page_table, writes)
+            inserted = self._insert(lease, tokens, writes)
             donated = writes is not None and inserted.refused is None
             refused = inserted.refused if writes else "depth"
-            commit = Commit(len(tokens) - inserted.duplicate, inserted.duplicate, refused)
+            commit = Commit(inserted.node.end - inserted.duplicate, inserted.duplicate, refused)
         if not donated:
             self._slots.release(lease.slot, "running")
         self._tree.unlock(lease.lock)
@@ -175,16 +198,42 @@ class CacheManager:
         lease.page_table, lease.slot, lease.state_depth = [], -1, None
         return commit
 
+    def take_demotions(self, most: int) -> list[Demotion]:
+        """Up to `most` demotions to pack now, after seeing to it that native slots are free.
+
+        Each holds its node and its two slots until `commit_demotion` or `abort_demotion`.
+        """
+        self._tiers.reclaim(self.watermark)
+        return self._tiers.take_demotions(most)
+
+    def commit_demotion(self, demotion: Demotion) -> bool:
+        """The pack has been done: hits read the compressed state, the native slot is free.
+
+        False, and nothing changes, while a request that was admitted before reads the source.
+        """
+        return self._tree.commit_demotion(demotion)
+
+    def abort_demotion(self, demotion: Demotion) -> None:
+        """The pack has failed, or will not be done: all is as before."""
+        self._tree.abort_demotion(demotion)
+
+    @property
+    def demoting(self) -> int:
+        """Demotions that are neither committed nor aborted."""
+        return self._tiers.demoting
+
     def flush(self) -> None:
         """Drops everything cached that no running request uses."""
         self._tree.flush()
 
     def stats(self) -> CacheStats:
-        evictions = {
-            "kv_pages": self._tree.evicted_pages,
-            "native_slots": self._tree.evicted_checkpoints,
-        }
-        return CacheStats(self._pages.counts(), self._slots.counts(), evictions)
+        tiers = self._tiers
+        pools = {"kv_pages": self._pages.counts(), "native_slots": self._slots.counts()}
+        if tiers.compressed is not None:
+            pools["compressed_slots"] = tiers.compressed.counts()
+        evictions = {"kv_pages": self._tree.evicted_pages, **tiers.evicted}
+        demotions = {"committed": tiers.committed, "aborted": tiers.aborted}
+        return CacheStats(pools, evictions, demotions)
 
     def check_integrity(self) -> None:
         """Recounts pages, slots and locks of tree and requests. RuntimeError with the numbers."""
@@ -215,13 +264,18 @@ class CacheManager:
                     f"{node.checkpoint_locks} locks, requests hold {held}"
                 )
 
-    def _admit(self, match: Match, tokens_total: int, reason: str | None) -> Admission | None:
+    def _admit(
+        self, match: Match, tokens_total: int, reason: str | None, strict: bool
+    ) -> Admission | None:
         lock = self._tree.lock(match)  # first: making room must not take what was matched
         shared = match.length // self.page_size
         needed = self._pages_for(max(match.length, tokens_total)) - shared
-        slot_obtainable = self._slots.free or self._tree.evictable_checkpoints
-        pages = self._take_pages(needed) if slot_obtainable else None
-        slot = self._take_slot() if pages is not None else None
+        pages = slot = None
+        if self._slots.free or self._tiers.evicts_next:
+            pages = self._take_pages(needed)
+            slot = self._take_slot() if pages is not None else None
+        else:  # the slot has to be waited for: evicting pages would be too early
+            self._tiers.reclaim(1)
         if pages is None or slot is None:
             self._pages.release(pages or (), "running")
             self._tree.unlock(lock)
@@ -230,11 +284,10 @@ class CacheManager:
         self._pages.retain(match.pages[:shared], "running")
         self._pages.retain([src for src, _ in copies], "running")
         self._tree.touch(lock)
-        source = match.checkpoint_node.checkpoint if match.checkpoint_node else None
         lease = Admission(
             matched=match.length,
             restored=match.restored,
-            source_slot=source.slot if source else -1,
+            source=match.checkpoint_node.checkpoint if match.checkpoint_node else None,
             slot=slot,
             page_table=[*match.pages[:shared].tolist(), *pages],
             page_copies=copies,
@@ -243,9 +296,21 @@ class CacheManager:
             reason=reason,
             lock=lock,
             shared=match.length,
+            exact=match.exact,
+            strict=strict,
         )
         self._leases.add(lease)
         return lease
+
+    def _insert(
+        self, lease: Admission, tokens: Sequence[int] | Tokens, state: Checkpoint | None
+    ) -> Insertion:
+        """What the request has computed, for all that it has not been given."""
+        inserted = self._tree.insert(
+            tokens, lease.page_table, state, exact=lease.exact, strict=lease.strict
+        )
+        lease.exact = lease.exact and inserted.node.exact  # it goes on with the tree's pages
+        return inserted
 
     def _share(self, lease: Admission, inserted: Insertion) -> None:
         """Replaces the request's own full pages by the tree's where both have the same tokens."""
@@ -267,7 +332,7 @@ class CacheManager:
 
     def _take_slot(self) -> int | None:
         if not self._slots.free:
-            self._tree.evict_checkpoint()
+            self._tiers.reclaim(1)
         slots = self._slots.allocate(1)
         return slots[0] if slots else None
 

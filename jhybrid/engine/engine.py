@@ -298,8 +298,7 @@ class Engine:
         m.compilations = self.runner.compilations() - self._compiled
         for pool, count in stats.evictions.items():
             m.evictions[pool] = count
-        for pool in ("kv_pages", "native_slots"):
-            counts = getattr(stats, pool)
+        for pool, counts in stats.pools.items():
             m.pools[pool] = {owner: getattr(counts, owner) for owner in m.pools[pool]}
         return m
 

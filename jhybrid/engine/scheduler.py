@@ -107,7 +107,8 @@ class Scheduler:
             sequence.dispatched, sequence.load_slot = lease.matched, -1
             sequence.inexact = True
         else:
-            sequence.dispatched, sequence.load_slot = lease.restored, lease.source_slot
+            source = lease.source
+            sequence.dispatched, sequence.load_slot = lease.restored, source.slot if source else -1
         if sequence.usage is None:  # coming back after a preemption does not change the answer
             sequence.usage = _usage(sequence, lease)
         plan.admitted.append(sequence)
