@@ -5,9 +5,13 @@ from __future__ import annotations
 import argparse
 from types import ModuleType
 
-from . import kernels, model
+from . import kernels, model, retention_load
 
-SUITES: dict[str, ModuleType] = {"kernels": kernels, "model": model}
+SUITES: dict[str, ModuleType] = {
+    "kernels": kernels,
+    "model": model,
+    "retention-load": retention_load,
+}
 
 
 def main() -> None:

@@ -8,7 +8,8 @@ from __future__ import annotations
 import argparse
 import re
 
-from jhybrid.engine.config import RECOVERIES
+from jhybrid.engine.config import DEFAULT_W_MAX, RECOVERIES
+from jhybrid.retention.placement import PLACEMENTS
 
 SIZE_UNITS = {
     "": 1,
@@ -68,12 +69,43 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
         help="tokens between the checkpoints that a long prefill leaves (default: 512)",
     )
 
+    cache.add_argument(
+        "--w-max",
+        type=positive,
+        metavar="N",
+        help="compressed checkpoints keep what remembers more than N tokens (default with dasc-*: "
+        f"{DEFAULT_W_MAX})",
+    )
+    cache.add_argument(
+        "--checkpoint-dtype",
+        choices=("float32", "int8"),
+        help="of the states in them (default: float32)",
+    )
+    cache.add_argument(
+        "--layout",
+        choices=("ragged", "padded"),
+        help="of the units that each layer keeps (default: ragged)",
+    )
+    cache.add_argument(
+        "--placement",
+        choices=PLACEMENTS,
+        help="of kept units over ranks: as computed, balanced in storage, or heads permuted too "
+        "(default: off)",
+    )
+
     memory = parser.add_argument_group("memory (bytes, or like 64MiB)")
     memory.add_argument(
         "--state-memory",
         type=size,
         metavar="SIZE",
-        help="recurrent states, running ones and checkpoints (default: from what is free)",
+        help="recurrent states: running ones and all checkpoints (default: from what is free)",
+    )
+    memory.add_argument(
+        "--native-slots",
+        type=positive,
+        metavar="N",
+        help="of the state memory; what is left is for compressed checkpoints (default: enough for "
+        "what runs)",
     )
     memory.add_argument(
         "--kv-memory", type=size, metavar="SIZE", help="keys and values (default: likewise)"

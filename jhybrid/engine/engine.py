@@ -19,7 +19,8 @@ from jax import Array
 
 from ..cache.cache_manager import CacheManager
 from ..config import require
-from .config import RECOVERIES, EngineConfig
+from .config import EngineConfig
+from .demoter import Demoter
 from .detokenizer import TokenBytes
 from .metrics import EngineMetrics, RequestClock
 from .model_runner import ModelRunner
@@ -82,7 +83,9 @@ class Engine:
             max_prefill_tokens=config.max_prefill_tokens,
             max_prefill_sequences=runner.buckets.prefill_sequences[-1],
             caching=config.recovery != "off",
+            replay_window=runner.compression.window if runner.compression else 0,
         )
+        self._demoter = Demoter(cache, runner)
         self._sequences: dict[str, Sequence] = {}
         self._aborted: set[str] = set()
         self._in_flight: InFlight | None = None
@@ -130,23 +133,27 @@ class Engine:
         banned = len(set(params.stop_token_ids) | self._eos)
         few = params.min_tokens == 0 or banned <= MAX_BANNED
         require(few, "stop_token_ids", f"{banned} ids", f"at most {MAX_BANNED} with min_tokens")
-        recovery = request.prefix_cache.recovery
-        known = recovery is None or recovery in RECOVERIES
-        require(known, "prefix_cache.recovery", recovery, f"one of {', '.join(RECOVERIES)}")
+        recovery, possible = request.prefix_cache.recovery, self.config.recoveries
+        known = recovery is None or recovery in possible
+        require(known, "prefix_cache.recovery", recovery, f"one of {', '.join(possible)}")
 
     def abort(self, request_id: str) -> None:
         if request_id in self._sequences:
             self._aborted.add(request_id)
 
     def has_work(self) -> bool:
-        return bool(self._sequences) or self._in_flight is not None
+        return bool(self._sequences) or self._in_flight is not None or self.cache.demoting > 0
 
     def step(self) -> list[RequestUpdate]:
+        self._demoter.settle()
         updates = self._abort_all()
         plan = self.scheduler.schedule()
         previous, self._in_flight = self._in_flight, self._dispatch(plan) if plan else None
         if previous is not None:
             updates += self._commit(previous)
+        self._demoter.start()
+        if not plan and previous is None:  # nothing else to do, or nothing can go on before
+            self._demoter.settle(wait=True)
         return updates
 
     def _abort_all(self) -> list[RequestUpdate]:
@@ -167,6 +174,8 @@ class Engine:
                 self.runner.set_seen(sequence.row, *seen_tokens(sequence, self.runner.vocab))
         if plan.page_copies:
             self.runner.copy_pages(plan.page_copies)
+        if plan.restores:
+            self.runner.load_states(plan.restores, keep=False)
         step = InFlight([], [], ())
         if plan.decode:
             batch, rows = decode_inputs(self.runner, plan.decode)
@@ -181,6 +190,8 @@ class Engine:
                 mode = draw_mode([s for s in drawing if s is not None])
                 step.draws.append((drawing, self.runner.draw(last, rows, mode)))
             step.scored, step.scores = self._prompt_logprobs(plan.pieces, hidden)
+        if plan.late_restores:
+            self.runner.load_states(plan.late_restores, keep=True)
         self.scheduler.dispatched(plan)
         return step
 
@@ -298,6 +309,8 @@ class Engine:
         m.compilations = self.runner.compilations() - self._compiled
         for pool, count in stats.evictions.items():
             m.evictions[pool] = count
+        for outcome, count in stats.demotions.items():
+            m.demotions[outcome] = count
         for pool, counts in stats.pools.items():
             m.pools[pool] = {owner: getattr(counts, owner) for owner in m.pools[pool]}
         return m
@@ -312,8 +325,11 @@ class Engine:
         return {**self._facts, "pools": described}
 
     def flush_cache(self) -> bool:
-        if self.has_work():
+        if self._sequences or self._in_flight is not None:
             return False
+        while self.cache.demoting:
+            self._demoter.start()
+            self._demoter.settle(wait=True)
         self.cache.flush()
         return True
 

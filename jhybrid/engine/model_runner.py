@@ -10,14 +10,14 @@ import functools
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from pallas_kernels import NO_SLOT, Segments
 from pallas_kernels.ragged import or_outside
@@ -35,8 +35,12 @@ from ..models.hybrid import (
     model_partition,
     sharded,
 )
-from ..params import map_specs
-from ..sharding import named_sharding
+from ..params import map_specs, partition_specs
+from ..retention.maps import MoveMaps
+from ..retention.movers import CompressedPool, compressed_specs, load, store
+from ..sharding import AXIS, named_sharding
+from .buckets import MOVES, Buckets
+from .compression import Compression
 from .sampler import (
     RowParams,
     Sampled,
@@ -55,50 +59,6 @@ Shape = tuple[int, ...]
 CPU_OPTIONS: dict[str, bool | int | float | str] = {"xla_backend_optimization_level": 1}
 
 LOGPROB_BLOCK = 64  # prompt positions whose logits are in memory at once
-
-
-@dataclass(frozen=True)
-class Buckets:
-    """The static shapes of an engine; every step is padded to one of them."""
-
-    prefill_tokens: tuple[int, ...]
-    prefill_sequences: tuple[int, ...]
-    decode: tuple[int, ...]
-    checkpoint_interval: int
-    pages: int  # page-table width
-
-    def segments(self, tokens: int, sequences: int) -> int:
-        """Segments of a prefill: its checkpoints on the grid, and four for each sequence (a part of
-        an interval, a branch, the end of the prompt, and the rest)."""
-        return -(-tokens // self.checkpoint_interval) + 4 * sequences
-
-
-def make_buckets(
-    max_prefill_tokens: int, max_running: int, checkpoint_interval: int, pages: int
-) -> Buckets:
-    """Few enough that compiling them all is quick, close enough that padding stays cheap."""
-    tokens = _powers(min(64, max_prefill_tokens), max_prefill_tokens, 6)
-    # From two up: for a single row XLA copies whole pools to update one slot (see
-    # pallas_kernels.ragged), and the embedding to float32 to multiply by it.
-    sequences = _powers(2, max(2, min(max_running, 16)), 8)
-    decode = _powers(2, max(2, max_running), 4)
-    return Buckets(tokens, sequences, decode, checkpoint_interval, pages)
-
-
-def _powers(low: int, high: int, factor: int) -> tuple[int, ...]:
-    """low, low * factor, ... and high itself."""
-    sizes = []
-    while low < high:
-        sizes.append(low)
-        low *= factor
-    return (*sizes, high)
-
-
-def bucket(sizes: tuple[int, ...], needed: int) -> int:
-    for size in sizes:
-        if needed <= size:
-            return size
-    raise RuntimeError(f"a step needs {needed}, the largest bucket of {sizes} is smaller")
 
 
 def _host(x: np.ndarray) -> Any:
@@ -120,17 +80,32 @@ class ModelRunner:
         max_running: int,
         valid_vocab: int,
         dtype: Any,
+        compression: Compression | None = None,
+        compressed_slots: int = 0,
     ) -> None:
         self.params, self.config, self.mesh, self.buckets = params, config, mesh, buckets
         self.page_size, self.valid_vocab = page_size, valid_vocab
         self._replicated = NamedSharding(mesh, REPLICATED)
         self._functions: dict[str, Any] = {}
         self._executables: dict[tuple[str, Shape], Any] = {}
-        specs = cache_specs(config, pages, page_size, slots)
-        self.caches: Caches = map_specs(
-            lambda s: jnp.zeros(s.shape, s.dtype_in(dtype), device=named_sharding(mesh, s.axes)),
-            specs,
-        )
+
+        def zeros(specs: Any) -> Any:
+            return map_specs(
+                lambda s: jnp.zeros(
+                    s.shape, s.dtype_in(dtype), device=named_sharding(mesh, s.axes)
+                ),
+                specs,
+            )
+
+        self.caches: Caches = zeros(cache_specs(config, pages, page_size, slots))
+        self.compression = compression
+        self.compressed: CompressedPool | None = None
+        if compression is not None:
+            by_rank = NamedSharding(mesh, PartitionSpec(AXIS))
+            self._maps: MoveMaps = jax.device_put(compression.maps, by_rank)
+            specs = compressed_specs(config, self._maps, compressed_slots, compression.dtype)
+            self.compressed = zeros(specs)
+            self._compressed_partition = partition_specs(specs)
         self.rows: SamplerRows = jax.device_put(
             init_rows(max_running, config.vocab_size), self._replicated
         )
@@ -195,6 +170,14 @@ class ModelRunner:
             wrap(f"draw-{mode.name}", drawn, (params, whole, whole, whole), (whole, whole), 1)
         wrap("prompt_logprobs", prompt_logprobs, (params, whole, whole), whole, None)
         wrap("copy_pages", copy_pages, (caches, whole, whole), caches, 0)
+        if self.compression is not None:
+            by_rank = jax.tree.map(lambda _: PartitionSpec(AXIS), self._maps)
+            pool = self._compressed_partition
+            ins = (caches, pool, by_rank, whole, whole)
+            wrap("store_states", _store, ins, (pool, whole), 1)
+            for omitted in ("zero", "keep"):
+                move = functools.partial(load, omitted=omitted)
+                wrap(f"load_states-{omitted}", move, ins, caches, 0)
         wrap("set_row", set_row, (whole, whole, whole), whole, 0)
         wrap("set_seen", set_seen, (whole, whole, whole, whole), whole, 0)
 
@@ -237,10 +220,23 @@ class ModelRunner:
         """Copy whole pages (source, target); no page is both a source and a target."""
         width = self.buckets.decode[-1]
         for start in range(0, len(copies), width):
-            pairs = np.full((2, width), -1, np.int32)
-            part = copies[start : start + width]
-            pairs[:, : len(part)] = np.array(part, np.int32).T
-            self.caches = self._call("copy_pages", (), self.caches, pairs[0], pairs[1])
+            pairs = _pairs(copies[start : start + width], width)
+            self.caches = self._call("copy_pages", (), self.caches, *pairs)
+
+    def store_states(self, moves: list[tuple[int, int]]) -> Array:
+        """Pack native slots into compressed ones, at most MOVES pairs (native, compressed); the
+        result is ready when that is done."""
+        args = (self.caches, self.compressed, self._maps, *_pairs(moves, MOVES))
+        self.compressed, done = self._call("store_states", (), *args)
+        return done
+
+    def load_states(self, moves: list[tuple[int, int]], *, keep: bool) -> None:
+        """Restore compressed slots into native ones, pairs (compressed, native). What the
+        checkpoint omits becomes zero, or stays as it is with `keep`."""
+        name = "load_states-keep" if keep else "load_states-zero"
+        for start in range(0, len(moves), MOVES):
+            pairs = _pairs(moves[start : start + MOVES], MOVES)
+            self.caches = self._call(name, (), self.caches, self.compressed, self._maps, *pairs)
 
     def set_row(self, row: int, values: RowParams) -> None:
         self.rows = self._call("set_row", (), self.rows, np.int32(row), values)
@@ -256,10 +252,13 @@ class ModelRunner:
         """Bytes of each pool over all ranks."""
         c = self.caches
         values = 0 if c.values is None else c.values.nbytes
-        return {
+        sizes = {
             "kv_pages": c.keys.nbytes + values,
             "native_slots": c.recurrent.nbytes + c.conv.nbytes,
         }
+        if self.compressed is not None:
+            sizes["compressed_slots"] = sum(x.nbytes for x in jax.tree.leaves(self.compressed))
+        return sizes
 
     def compilations(self) -> int:
         """How many shapes have been compiled so far, over all functions."""
@@ -302,6 +301,10 @@ class ModelRunner:
         row = jax.tree.map(lambda x: np.zeros(x.shape[1:], x.dtype), rows)
         pairs, zero = np.full(b.decode[-1], -1, np.int32), np.int32(0)
         yield "copy_pages", (), (caches, pairs, pairs)
+        if self.compressed is not None:
+            moves = (caches, self.compressed, self._maps, *_pairs([], MOVES))
+            for name in ("store_states", "load_states-zero", "load_states-keep"):
+                yield name, (), moves
         yield "set_row", (), (rows, zero, row.params)
         yield "set_seen", (), (rows, zero, row.in_prompt, row.counts)
 
@@ -336,3 +339,18 @@ class ModelRunner:
             page_table=_host(np.full((size, self.buckets.pages), -1, np.int32)),
             state_slots=_host(np.full(size, NO_SLOT, np.int32)),
         )
+
+
+def _store(
+    caches: Caches, pool: CompressedPool, maps: MoveMaps, source: Array, target: Array
+) -> tuple[CompressedPool, Array]:
+    """Packed states, and something small that can be waited for when the pool is donated again."""
+    return store(caches, pool, maps, source, target), jnp.max(target)
+
+
+def _pairs(moves: list[tuple[int, int]], width: int) -> tuple[np.ndarray, np.ndarray]:
+    """Sources and targets as arrays of a fixed width, -1 where there is nothing to do."""
+    pairs = np.full((2, width), -1, np.int32)
+    if moves:
+        pairs[:, : len(moves)] = np.array(moves, np.int32).T
+    return pairs[0], pairs[1]

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from ..cache.admission import Admission
 from ..cache.cache_manager import CacheManager
-from .request import PrefixCacheUsage
+from .recovery import STRICT, Move, choose
 from .sequence import Sequence
 
 
@@ -21,7 +21,8 @@ class Piece:
     """Tokens [start, end) of a sequence to prefill.
 
     The state is read from `load_slot`, left in the sequence's own slot, and kept at the depths of
-    `checkpoints`, each (depth, slot). `draws`: the piece completes the known tokens.
+    `checkpoints`, each (depth, slot). `draws`: the piece completes the known tokens. `replays`: it
+    only refreshes what a checkpoint omits, before the first token that is new.
     """
 
     sequence: Sequence
@@ -30,14 +31,19 @@ class Piece:
     load_slot: int
     checkpoints: tuple[tuple[int, int], ...]
     draws: bool
+    replays: bool = False
 
 
 @dataclass
 class Plan:
+    """A step. `restores` and `page_copies` are done before it runs, `late_restores` after."""
+
     pieces: list[Piece] = field(default_factory=list)
     decode: list[Sequence] = field(default_factory=list)
     admitted: list[Sequence] = field(default_factory=list)
     page_copies: list[tuple[int, int]] = field(default_factory=list)
+    restores: list[Move] = field(default_factory=list)
+    late_restores: list[Move] = field(default_factory=list)
 
     def __bool__(self) -> bool:
         return bool(self.pieces or self.decode)
@@ -52,11 +58,14 @@ class Scheduler:
         max_prefill_tokens: int,
         max_prefill_sequences: int,
         caching: bool,
+        replay_window: int = 0,
     ) -> None:
+        """`replay_window`: tokens that a refresh runs at most."""
         self.cache = cache
         self.max_prefill_tokens = max_prefill_tokens
         self.max_prefill_sequences = max_prefill_sequences
         self.caching = caching
+        self.replay_window = replay_window
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []  # in order of admission
         self.preemptions = 0
@@ -76,6 +85,9 @@ class Scheduler:
                 break
             piece = self._piece(sequence, budget)
             plan.pieces.append(piece)
+            if piece.replays and piece.end == sequence.replay_until:
+                assert sequence.restore is not None
+                plan.late_restores.append(sequence.restore)
             budget -= piece.end - piece.start
         return plan
 
@@ -96,35 +108,37 @@ class Scheduler:
         # Cached positions have no logits: prompt log-probabilities need every token run.
         fresh = sequence.params.prompt_logprobs is not None and sequence.generated == 0
         reuse = sequence.recovery != "off" and not fresh
+        strict = fresh or sequence.recovery in STRICT
         total = min(len(tokens) + 1, sequence.limit)
-        lease = self.cache.admit(tokens, len(tokens) - 1, reuse, total)
+        lease = self.cache.admit(tokens, len(tokens) - 1, reuse, total, strict=strict)
         if lease is None:
             return False
         self.waiting.popleft()
         self.running.append(sequence)
         sequence.lease, sequence.row = lease, self._free_rows.pop()
-        if sequence.recovery == "zero" and lease.matched:
-            sequence.dispatched, sequence.load_slot = lease.matched, -1
-            sequence.inexact = True
-        else:
-            source = lease.source
-            sequence.dispatched, sequence.load_slot = lease.restored, source.slot if source else -1
+        recovery = choose(sequence.recovery, lease, self.replay_window)
+        sequence.start(recovery)
         if sequence.usage is None:  # coming back after a preemption does not change the answer
-            sequence.usage = _usage(sequence, lease)
+            sequence.usage = recovery.usage
         plan.admitted.append(sequence)
         plan.page_copies += lease.page_copies
+        if recovery.restore is not None and not recovery.replay:
+            plan.restores.append(recovery.restore)
         return True
 
     def _piece(self, sequence: Sequence, budget: int) -> Piece:
         lease = sequence.lease
         assert lease is not None
-        start, end = sequence.dispatched, min(len(sequence.tokens), sequence.dispatched + budget)
-        first = lease.state_depth is None
+        start, load_slot = sequence.dispatched, sequence.load_slot
+        if sequence.replay_until is not None:
+            end = min(sequence.replay_until, start + budget)
+            return Piece(sequence, start, end, load_slot, (), draws=False, replays=True)
+        end = min(len(sequence.tokens), start + budget)
         return Piece(
             sequence,
             start,
             end,
-            load_slot=sequence.load_slot if first else lease.slot,
+            load_slot,
             checkpoints=self._checkpoints(sequence, lease, start, end),
             draws=end == len(sequence.tokens),
         )
@@ -171,10 +185,17 @@ class Scheduler:
 
     def dispatched(self, plan: Plan) -> None:
         """The step is on its way: advance, and let the tree know what will be there."""
+        for sequence in plan.admitted:
+            if sequence.restore is not None and sequence.replay_until is None:
+                self._restored(sequence)
         for piece in plan.pieces:
             sequence, lease = piece.sequence, piece.sequence.lease
             assert lease is not None
-            sequence.dispatched = piece.end
+            sequence.dispatched, sequence.load_slot = piece.end, lease.slot
+            if piece.replays:
+                if piece.end == sequence.replay_until:
+                    self._restored(sequence)
+                continue
             sequence.pending += piece.draws
             lease.set_state_depth(piece.end)
             self.cache.release_source(lease)
@@ -190,6 +211,14 @@ class Scheduler:
             sequence.pending += 1
             sequence.lease.set_state_depth(sequence.dispatched)
 
+    def _restored(self, sequence: Sequence) -> None:
+        """The compressed state is in the sequence's own slot, and whole."""
+        lease = sequence.lease
+        assert lease is not None
+        lease.set_state_depth(lease.restored)
+        self.cache.release_source(lease)
+        sequence.restore = sequence.replay_until = None
+
     def finish(self, sequence: Sequence) -> None:
         """Finished or aborted, wherever it is."""
         sequence.finished = True
@@ -197,16 +226,3 @@ class Scheduler:
             self._release(sequence)
         elif sequence in self.waiting:
             self.waiting.remove(sequence)
-
-
-def _usage(sequence: Sequence, lease: Admission) -> PrefixCacheUsage:
-    zero = sequence.recovery == "zero"
-    restored = 0 if zero else lease.restored
-    return PrefixCacheUsage(
-        recovery=sequence.recovery,
-        matched_tokens=lease.matched,
-        restored_tokens=restored,
-        replayed_tokens=0,
-        reason=lease.reason,
-        cached_tokens=lease.matched if zero else restored,
-    )

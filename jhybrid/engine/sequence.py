@@ -7,6 +7,7 @@ from typing import Any
 
 from ..cache.admission import Admission
 from .metrics import RequestClock
+from .recovery import Move, Recovery
 from .request import PrefixCacheUsage, RecoveryName, Request, SamplingParams
 from .text_stream import TextStream
 
@@ -34,15 +35,25 @@ class Sequence:
     lease: Admission | None = None
     row: int = -1
     row_params: Any = None  # RowParams as numpy: what the request says about its draws
-    load_slot: int = -1  # where the first piece after admission reads its state; -1: zeros
+    load_slot: int = -1  # where the next piece reads its state; -1: zeros
+    restore: Move | None = None  # of a compressed state, not dispatched yet
+    replay_until: int | None = None  # the depth up to which tokens only refresh what it omits
     finished: bool = False
-    inexact: bool = False  # an approximate recovery: nothing computed here may be cached
+    inexact: bool = False  # nothing computed here may be cached
     usage: PrefixCacheUsage | None = None
     reported: bool = False  # usage and prompt log-probabilities went out
     prompt_logprobs: list = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.tokens = list(self.request.prompt_token_ids)
+
+    def start(self, recovery: Recovery) -> None:
+        """Admitted: where to begin, and from which state."""
+        self.dispatched, self.load_slot = recovery.start, recovery.load_slot
+        self.restore = recovery.restore
+        end = recovery.start + recovery.replay
+        self.replay_until = end if recovery.replay else None
+        self.inexact = not recovery.cacheable
 
     @property
     def params(self) -> SamplingParams:

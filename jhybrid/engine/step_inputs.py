@@ -10,7 +10,8 @@ import numpy as np
 from pallas_kernels import CONTINUE, Segments
 
 from ..batch import DecodeBatch, PrefillBatch
-from .model_runner import ModelRunner, bucket
+from .buckets import bucket
+from .model_runner import ModelRunner
 from .request import MAX_LOGIT_BIAS
 from .sampler import MAX_BANNED, RowParams, SampleMode
 from .scheduler import Piece

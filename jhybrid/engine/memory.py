@@ -1,0 +1,136 @@
+"""How many pages and slots the memory flags buy.
+
+`--state-memory` is one budget for native slots and compressed slots together, so that servers with
+and without compression are matched. A refresh (dasc-wr) needs no memory of its own: it runs in the
+native slot of the request that it is for.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, replace
+from typing import Any
+
+from jax.sharding import Mesh
+
+from ..config import ModelConfig, require
+from ..models.hybrid import cache_specs
+from ..params import count_bytes
+from .config import EngineConfig
+
+log = logging.getLogger(__name__)
+
+CPU_POOL = 256 * 1024**2  # bytes for KV, and again for states, where nothing says how much is free
+GPU_SHARE = 0.92  # of the device's memory; the rest is the runtime's
+GPU_WORKSPACE = 3 * 1024**3  # activations and logits of a step
+STATE_SHARE = 0.4  # of what is left after the parameters and the workspace
+NATIVE_SHARE = 0.5  # at most, of a small state budget that also buys compressed slots
+
+
+@dataclass(frozen=True)
+class PoolSizes:
+    """`watermark`: how many native slots the engine tries to keep free."""
+
+    pages: int
+    native_slots: int
+    compressed_slots: int = 0
+    watermark: int = 0
+
+
+def check_memory(config: ModelConfig, engine: EngineConfig, dtype: Any, context: int) -> None:
+    """Refuse memory flags that are too small: ValueError names the flag and what it needs."""
+    page_bytes, slot_bytes = unit_bytes(config, engine.page_size, dtype)
+    least = page_bytes * -(-context // engine.page_size)
+    kv, state = engine.kv_memory, engine.state_memory
+    enough = kv is None or kv >= least
+    require(enough, "kv_memory", kv, f"at least {least} bytes for one request of {context} tokens")
+    enough = state is None or state >= slot_bytes
+    require(enough, "state_memory", state, f"at least {slot_bytes} bytes for one state")
+
+
+def size_pools(
+    config: ModelConfig,
+    engine: EngineConfig,
+    mesh: Mesh,
+    dtype: Any,
+    context: int,
+    compressed_bytes: int | None = None,
+) -> PoolSizes:
+    """What the memory flags (or the device's free memory) pay for.
+
+    `compressed_bytes` is what one compressed slot takes over all ranks, None for no such pool. The
+    pool of pages holds at least one request of the longest context, or it is a ValueError.
+    """
+    page_bytes, slot_bytes = unit_bytes(config, engine.page_size, dtype)
+    free = _free_bytes(mesh)
+    left = max(0, free - GPU_WORKSPACE) if free is not None else 0
+    kv = engine.kv_memory or (int(left * (1 - STATE_SHARE)) if free is not None else CPU_POOL)
+    state = engine.state_memory or (int(left * STATE_SHARE) if free is not None else CPU_POOL)
+    check_memory(config, replace(engine, kv_memory=kv, state_memory=state), dtype, context)
+    pages = kv // page_bytes
+    if engine.kv_memory is None:  # four times what all requests can fill is more than enough
+        pages = min(pages, 4 * engine.max_running * -(-context // engine.page_size))
+    sizes = split_states(engine, state, slot_bytes, compressed_bytes, pages)
+    log.info("KV: %d pages of %d tokens, %s", pages, engine.page_size, _gib(pages * page_bytes))
+    _log_states(sizes, slot_bytes, compressed_bytes or 0)
+    return sizes
+
+
+def split_states(
+    engine: EngineConfig, budget: int, slot_bytes: int, compressed_bytes: int | None, pages: int
+) -> PoolSizes:
+    """Native and compressed slots out of one budget in bytes.
+
+    Native slots are for running requests and for the checkpoints that wait to be packed: those of
+    one step, which are kept free. All else is compressed. `--native-slots` overrides.
+    """
+    if compressed_bytes is None:
+        return PoolSizes(pages, budget // slot_bytes)
+    staging = -(-engine.max_prefill_tokens // engine.checkpoint_interval) + min(
+        engine.max_running, 8
+    )
+    native = engine.native_slots
+    if native is None:
+        most = int(budget * NATIVE_SHARE) // slot_bytes
+        native = max(1, min(engine.max_running + staging, most))
+    compressed = (budget - native * slot_bytes) // compressed_bytes
+    least = native * slot_bytes + compressed_bytes
+    expected = f"at least {least} bytes for {native} native slots and a compressed one"
+    require(compressed >= 1, "state_memory", budget, expected)
+    watermark = min(staging, native // 2)
+    return PoolSizes(pages, native, compressed, watermark)
+
+
+def unit_bytes(config: ModelConfig, page_size: int, dtype: Any) -> tuple[int, int]:
+    """Bytes of one page and of one native slot, over all ranks."""
+    one = cache_specs(config, 1, page_size, 1)
+    page = count_bytes([one.keys, one.values], dtype)
+    return page, count_bytes([one.recurrent, one.conv], dtype)
+
+
+def _log_states(sizes: PoolSizes, slot_bytes: int, compressed_bytes: int) -> None:
+    native, compressed = sizes.native_slots * slot_bytes, sizes.compressed_slots * compressed_bytes
+    log.info(
+        "states: %s in %d native slots of %.2f MiB (%d kept free), %s in %d compressed slots of "
+        "%.2f MiB",
+        _gib(native),
+        sizes.native_slots,
+        slot_bytes / 2**20,
+        sizes.watermark,
+        _gib(compressed),
+        sizes.compressed_slots,
+        compressed_bytes / 2**20,
+    )
+
+
+def _gib(size: int) -> str:
+    return f"{size / 2**30:.2f} GiB"
+
+
+def _free_bytes(mesh: Mesh) -> int | None:
+    """Free bytes over all ranks of the mesh, or None where the device does not say."""
+    stats = [device.memory_stats() for device in mesh.devices.flat]
+    if any(s is None or "bytes_limit" not in s for s in stats):
+        return None
+    free = [int(s["bytes_limit"] * GPU_SHARE) - s["bytes_in_use"] for s in stats]
+    return min(free) * len(free)
