@@ -9,6 +9,9 @@ Who owns the KV of a request admitted with a match of m tokens and a checkpoint 
 Tokens c..m run again for the state only. What is committed is shared from then on, and the
 request writes only behind it.
 
+A page that the request may write has group inputs beside its KV where `inputs` gives it a companion
+(see `input_pages`), from before its first token on.
+
 With a compressed pool the manager decides what is demoted and somebody else packs it:
 `take_demotions`, then `commit_demotion` or `abort_demotion` of each. Native slots that are on their
 way to being free are waited for.
@@ -22,6 +25,7 @@ import numpy as np
 
 from jhybrid.cache.admission import Admission, CacheStats, Commit
 from jhybrid.cache.allocator import PageAllocator, SlotAllocator
+from jhybrid.cache.input_pages import InputPages, InputPolicy
 from jhybrid.cache.radix_cache import RadixCache, as_tokens
 from jhybrid.cache.radix_node import Checkpoint, Insertion, Match, Tokens
 from jhybrid.cache.tiers import CheckpointTiers, Demotion
@@ -40,8 +44,10 @@ class CacheManager:
         compressed_slots: int = 0,
         lossless: bool = False,
         watermark: int = 0,
+        inputs: InputPolicy | None = None,
     ) -> None:
-        """`lossless`: compressed states restore exactly. `watermark`: native slots kept free."""
+        """`lossless`: compressed states restore exactly. `watermark`: native slots kept free.
+        `inputs`: which group inputs are kept; None for none."""
         if checkpoint_interval < 1:
             raise ValueError(f"checkpoint_interval must be at least 1, got {checkpoint_interval}")
         if not 0 <= watermark < total_slots:
@@ -49,7 +55,8 @@ class CacheManager:
         self.page_size = page_size
         self.checkpoint_interval = checkpoint_interval
         self.watermark = watermark
-        self._pages = PageAllocator(total_pages)
+        self.inputs = InputPages(inputs, total_pages) if inputs is not None else None
+        self._pages = PageAllocator(total_pages, self.inputs)
         self._slots = SlotAllocator(total_slots)
         compressed = SlotAllocator(compressed_slots) if compressed_slots else None
         self._tiers = CheckpointTiers(self._slots, compressed, lossless=lossless)
@@ -75,11 +82,12 @@ class CacheManager:
         """
         tokens = as_tokens(tokens)
         match = self._tree.match(tokens, limit if reuse else 0, strict=strict)
-        lease = self._admit(match, tokens_total, match.reason if reuse else "disabled", strict)
+        reason = match.reason if reuse else "disabled"
+        lease = self._admit(match, len(tokens), tokens_total, reason, strict)
         alone = not self._leases and not self._tiers.demoting
         if lease is None and match.length and alone:
             match = self._tree.match(tokens, 0)
-            lease = self._admit(match, tokens_total, "no_room", strict)
+            lease = self._admit(match, len(tokens), tokens_total, "no_room", strict)
         return lease
 
     def grow(self, lease: Admission, tokens_total: int) -> bool:
@@ -100,8 +108,19 @@ class CacheManager:
             self._tree.unlock(lease.lock)
             lease.shared = 0
             pages = self._take_pages(needed)
-        lease.page_table.extend(pages or ())
-        return pages is not None
+        if pages is None:
+            return False
+        lease.page_table.extend(pages)
+        if self.inputs is not None:
+            self._slide_inputs(lease, pages, tokens_total)
+        return True
+
+    def inputs_kept(self, lease: Admission, start: int, end: int) -> bool:
+        """Whether the group inputs of the matched tokens [start, end) can be replayed."""
+        if self.inputs is None:
+            return False
+        pages = lease.page_table[start // self.page_size : self._pages_for(end)]
+        return self.inputs.kept(pages)
 
     def release_source(self, lease: Admission) -> None:
         """The first step is dispatched: the checkpoint read and the pages copied may go.
@@ -232,6 +251,9 @@ class CacheManager:
         if tiers.compressed is not None:
             pools["compressed_slots"] = tiers.compressed.counts()
         evictions = {"kv_pages": self._tree.evicted_pages, **tiers.evicted}
+        if self.inputs is not None:
+            pools["group_inputs"] = self.inputs.counts(self._pages.held_by("tree"))
+            evictions["group_inputs"] = self.inputs.taken
         demotions = {"committed": tiers.committed, "aborted": tiers.aborted}
         return CacheStats(pools, evictions, demotions)
 
@@ -249,6 +271,8 @@ class CacheManager:
             if source is not None:
                 checkpoint_locks[source.serial] = checkpoint_locks.get(source.serial, 0) + 1
         self._pages.check_integrity("running", refs)
+        if self.inputs is not None:
+            self.inputs.check_integrity(self._pages.free_pages)
         slots = {lease.slot for lease in self._leases} | self._reserved
         self._slots.check_integrity("running", slots)
         if len(slots) != len(self._leases) + len(self._reserved):
@@ -265,7 +289,7 @@ class CacheManager:
                 )
 
     def _admit(
-        self, match: Match, tokens_total: int, reason: str | None, strict: bool
+        self, match: Match, known: int, tokens_total: int, reason: str | None, strict: bool
     ) -> Admission | None:
         lock = self._tree.lock(match)  # first: making room must not take what was matched
         shared = match.length // self.page_size
@@ -291,16 +315,51 @@ class CacheManager:
             slot=slot,
             page_table=[*match.pages[:shared].tolist(), *pages],
             page_copies=copies,
+            input_copies=[],
             write_from=match.length,
             branch_depth=match.branch_depth,
             reason=reason,
             lock=lock,
             shared=match.length,
+            known=known,
             exact=match.exact,
             strict=strict,
         )
         self._leases.add(lease)
+        if self.inputs is not None:
+            self._give_inputs(lease)
         return lease
+
+    def _give_inputs(self, lease: Admission) -> None:
+        """Companions for the request's own pages: where they are wanted for the end of its prompt,
+        and for the page it copies from the tree's if that has one."""
+        assert self.inputs is not None
+        self.inputs.use(lease.page_table)
+        first, size = lease.matched // self.page_size, self.page_size
+        held = self._pages.held_by("running")
+        for index, page in enumerate(lease.page_table[first:], start=first):
+            if index == first and lease.page_copies:
+                source = lease.page_copies[0][0]
+                if not self.inputs.kept([source]):
+                    continue
+                self.inputs.grant([page], held)
+                if self.inputs.kept([page]):
+                    old, new = self.inputs.of([source, page]).tolist()
+                    lease.input_copies = [(old, new)]
+            elif self.inputs.policy.wanted((index + 1) * size, lease.known):
+                self.inputs.grant([page], held)
+
+    def _slide_inputs(self, lease: Admission, pages: list[int], length: int) -> None:
+        """Companions for pages of generated tokens; with a tail, the older ones of them go."""
+        assert self.inputs is not None
+        self.inputs.grant(pages, self._pages.held_by("running"))
+        first, size = self._pages_for(lease.known), self.page_size
+        for index in range(len(lease.page_table) - len(pages) - 1, first - 1, -1):
+            page = lease.page_table[index]
+            if not self.inputs.policy.wanted((index + 1) * size, length):
+                if not self.inputs.kept([page]):
+                    break
+                self.inputs.drop([page])
 
     def _insert(
         self, lease: Admission, tokens: Sequence[int] | Tokens, state: Checkpoint | None

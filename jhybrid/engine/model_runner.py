@@ -20,10 +20,10 @@ from jax import Array
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from pallas_kernels import NO_SLOT, Segments
-from pallas_kernels.ragged import or_outside
 
-from ..batch import Caches, DecodeBatch, PrefillBatch
+from ..batch import Caches, DecodeBatch, PrefillBatch, ReplayBatch
 from ..config import ModelConfig
+from ..models.groups import groups
 from ..models.hybrid import (
     REPLICATED,
     ModelParams,
@@ -35,11 +35,13 @@ from ..models.hybrid import (
     model_partition,
     sharded,
 )
+from ..models.pages import copy_pages
+from ..models.replay import replay
 from ..params import map_specs, partition_specs
 from ..retention.maps import MoveMaps
 from ..retention.movers import CompressedPool, compressed_specs, load, store
 from ..sharding import AXIS, named_sharding
-from .buckets import MOVES, Buckets
+from .buckets import MAX_REPLAYS, MOVES, Buckets
 from .compression import Compression
 from .sampler import (
     RowParams,
@@ -59,6 +61,7 @@ Shape = tuple[int, ...]
 CPU_OPTIONS: dict[str, bool | int | float | str] = {"xla_backend_optimization_level": 1}
 
 LOGPROB_BLOCK = 64  # prompt positions whose logits are in memory at once
+REPLAYED_ROWS = 32768  # tokens times groups that replay at once, to bound the memory they take
 
 
 def _host(x: np.ndarray) -> Any:
@@ -80,6 +83,8 @@ class ModelRunner:
         max_running: int,
         valid_vocab: int,
         dtype: Any,
+        input_pages: int = 0,
+        input_dtype: Any = None,
         compression: Compression | None = None,
         compressed_slots: int = 0,
     ) -> None:
@@ -97,7 +102,9 @@ class ModelRunner:
                 specs,
             )
 
-        self.caches: Caches = zeros(cache_specs(config, pages, page_size, slots))
+        specs = cache_specs(config, pages, page_size, slots, input_pages, input_dtype)
+        self.caches: Caches = zeros(specs)
+        self.input_dtype = input_dtype
         self.compression = compression
         self.compressed: CompressedPool | None = None
         if compression is not None:
@@ -113,7 +120,9 @@ class ModelRunner:
 
     def _build(self) -> None:
         config, mesh, valid = self.config, self.mesh, self.valid_vocab
-        params, caches, whole = model_partition(config), cache_partition(config), REPLICATED
+        keep, dtype = self.caches.group_inputs is not None, self.input_dtype
+        caches = cache_partition(config, group_inputs=keep, input_dtype=dtype)
+        params, whole = model_partition(config), REPLICATED
 
         def prefill(p: ModelParams, c: Caches, batch: PrefillBatch) -> tuple[Array, Array, Caches]:
             hidden, new = forward(p, c, batch, config)
@@ -142,14 +151,12 @@ class ModelRunner:
             out = jax.lax.map(lambda x: token_logprobs(logits(p, x[0], config), x[1], valid), parts)
             return tuple(x.reshape(-1, *x.shape[2:]) for x in out)
 
-        def copy_pages(c: Caches, source: Array, target: Array) -> Caches:
-            def one(pages: Array) -> Array:
-                at = pages.at[or_outside(target, pages.shape[0])]
-                found = pages[jnp.maximum(source, 0)]
-                return at.set(found, mode="drop", unique_indices=True)
-
-            values = None if c.values is None else one(c.values)
-            return replace(c, keys=one(c.keys), values=values)
+        def roll(p: ModelParams, c: Caches, batch: ReplayBatch) -> Caches:
+            every = groups(config)
+            size = max(1, REPLAYED_ROWS // batch.token_ids.shape[0])
+            for start in range(0, len(every), size):
+                c = replay(p, c, batch, config, every[start : start + size])
+            return c
 
         def wrap(
             name: str, fn: Callable[..., Any], ins: Any, outs: Any, donate: int | None
@@ -170,6 +177,8 @@ class ModelRunner:
             wrap(f"draw-{mode.name}", drawn, (params, whole, whole, whole), (whole, whole), 1)
         wrap("prompt_logprobs", prompt_logprobs, (params, whole, whole), whole, None)
         wrap("copy_pages", copy_pages, (caches, whole, whole), caches, 0)
+        if self.caches.group_inputs is not None:
+            wrap("replay", roll, (params, caches, whole), caches, 1)
         if self.compression is not None:
             by_rank = jax.tree.map(lambda _: PartitionSpec(AXIS), self._maps)
             pool = self._compressed_partition
@@ -216,12 +225,20 @@ class ModelRunner:
         """Log-probabilities of `targets` [T] under hidden rows [T, D], and the best ones."""
         return self._call("prompt_logprobs", targets.shape, self.params, hidden, targets)
 
-    def copy_pages(self, copies: list[tuple[int, int]]) -> None:
-        """Copy whole pages (source, target); no page is both a source and a target."""
+    def replay(self, batch: ReplayBatch) -> None:
+        """Roll states forward over group inputs."""
+        size = batch.token_ids.shape
+        self.caches = self._call("replay", size, self.params, self.caches, batch)
+
+    def copy_pages(
+        self, copies: list[tuple[int, int]], input_copies: list[tuple[int, int]]
+    ) -> None:
+        """Copy whole pages (source, target), of KV and of group inputs, not more of these than of
+        those; no page is both a source and a target."""
         width = self.buckets.decode[-1]
         for start in range(0, len(copies), width):
-            pairs = _pairs(copies[start : start + width], width)
-            self.caches = self._call("copy_pages", (), self.caches, *pairs)
+            kv, inputs = (_pairs(c[start : start + width], width) for c in (copies, input_copies))
+            self.caches = self._call("copy_pages", (), self.caches, kv, inputs)
 
     def store_states(self, moves: list[tuple[int, int]]) -> Array:
         """Pack native slots into compressed ones, at most MOVES pairs (native, compressed); the
@@ -258,6 +275,8 @@ class ModelRunner:
         }
         if self.compressed is not None:
             sizes["compressed_slots"] = sum(x.nbytes for x in jax.tree.leaves(self.compressed))
+        if c.group_inputs is not None:
+            sizes["group_inputs"] = sum(x.nbytes for x in jax.tree.leaves(c.group_inputs))
         return sizes
 
     def compilations(self) -> int:
@@ -286,6 +305,9 @@ class ModelRunner:
             for sequences in b.prefill_sequences:
                 batch = self.empty_prefill(tokens, sequences)
                 yield "prefill", (tokens, sequences), (params, caches, batch)
+        if caches.group_inputs is not None:
+            for tokens in b.prefill_tokens:
+                yield "replay", (tokens,), (params, caches, self.empty_replay(tokens))
         last_token = rows.params.last_token
         for size in b.decode:
             padding = np.full(size, -1, np.int32)
@@ -300,7 +322,7 @@ class ModelRunner:
             yield "prompt_logprobs", (tokens,), (params, self._hidden(tokens), targets)
         row = jax.tree.map(lambda x: np.zeros(x.shape[1:], x.dtype), rows)
         pairs, zero = np.full(b.decode[-1], -1, np.int32), np.int32(0)
-        yield "copy_pages", (), (caches, pairs, pairs)
+        yield "copy_pages", (), (caches, (pairs, pairs), (pairs, pairs))
         if self.compressed is not None:
             moves = (caches, self.compressed, self._maps, *_pairs([], MOVES))
             for name in ("store_states", "load_states-zero", "load_states-keep"):
@@ -329,7 +351,22 @@ class ModelRunner:
                 _host(np.full(segments, NO_SLOT, np.int32)),
                 _host(np.full(segments, NO_SLOT, np.int32)),
             ),
+            input_slots=self._no_input_slots(tokens),
         )
+
+    def empty_replay(self, tokens: int) -> ReplayBatch:
+        return ReplayBatch(
+            token_ids=_host(np.zeros(tokens, np.int32)),
+            input_slots=_host(np.full(tokens, -1, np.int32)),
+            segments=Segments(
+                _host(np.zeros(MAX_REPLAYS + 1, np.int32)),
+                _host(np.full(MAX_REPLAYS, NO_SLOT, np.int32)),
+                _host(np.full(MAX_REPLAYS, NO_SLOT, np.int32)),
+            ),
+        )
+
+    def _no_input_slots(self, size: int) -> Any:
+        return None if self.caches.group_inputs is None else np.full(size, -1, np.int32)
 
     def empty_decode(self, size: int) -> DecodeBatch:
         return DecodeBatch(
@@ -338,6 +375,7 @@ class ModelRunner:
             kv_slots=_host(np.full(size, -1, np.int32)),
             page_table=_host(np.full((size, self.buckets.pages), -1, np.int32)),
             state_slots=_host(np.full(size, NO_SLOT, np.int32)),
+            input_slots=self._no_input_slots(size),
         )
 
 
