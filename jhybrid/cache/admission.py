@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from jhybrid.cache.allocator import PoolCounts
+from jhybrid.cache.offload import Load
 from jhybrid.cache.radix_node import Checkpoint, Lock, Refusal
 
 
@@ -23,6 +24,7 @@ class Admission:
     branch_depth: int | None  # where a checkpoint helps the next request that shares the prefix
     reason: str | None  # why restored < matched, or why nothing was matched
     lock: Lock
+    loads: list[Load]  # pages that come from host memory
     shared: int  # full pages of [0, shared) are the tree's
     known: int  # tokens at admission: the end of the prompt
     exact: bool  # no approximation in what it was given, nor in what it has computed

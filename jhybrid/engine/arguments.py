@@ -134,6 +134,12 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
         "quarter with tail:N)",
     )
     memory.add_argument(
+        "--host-memory",
+        type=size,
+        metavar="SIZE",
+        help="pinned host memory for KV and group inputs that leave the device (default: none)",
+    )
+    memory.add_argument(
         "--page-size", type=positive, metavar="N", help="tokens per KV page (default: 16)"
     )
 

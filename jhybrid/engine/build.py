@@ -31,7 +31,7 @@ from .buckets import make_buckets
 from .compression import compress
 from .config import EngineConfig
 from .engine import Engine
-from .memory import check_memory, input_dtype, input_policy, size_pools
+from .memory import check_memory, host_store, input_dtype, input_policy, size_pools
 from .model_runner import ModelRunner
 
 log = logging.getLogger(__name__)
@@ -105,6 +105,7 @@ def create_engine(name: str, engine: EngineConfig, *, warm_up: bool = True) -> E
         compressed_slots=sizes.compressed_slots,
         input_pages=sizes.input_pages,
         input_dtype=input_dtype(engine),
+        host=engine.host_memory is not None,
     )
     if warm_up:
         steps = tqdm(runner.warm_up(), total=runner.warm_up_steps(), desc="compiling", unit="step")
@@ -140,6 +141,7 @@ def create_engine(name: str, engine: EngineConfig, *, warm_up: bool = True) -> E
             lossless=compression is not None and compression.lossless,
             watermark=sizes.watermark,
             inputs=input_policy(engine, sizes.input_pages),
+            host=host_store(config, engine, dtype),
         ),
         tokenizer,
         engine,

@@ -32,7 +32,7 @@ class EngineConfig:
     `group_inputs` says whose are kept beside the KV: of `all` tokens, or of the last N before the
     end of a prompt and of a request (`tail:N`); given, or with a recovery that replays them, there
     are pages for them: within `kv_memory`, or of their own `group_input_memory`. `replay_ratio` is
-    the share of a match that a replay may take.
+    the share of a match that a replay may take. `host_memory` is for pages that leave the device.
     """
 
     recovery: RecoveryName = "dense"
@@ -54,6 +54,7 @@ class EngineConfig:
     group_inputs: str | None = None
     group_input_dtype: Literal["model", "fp8"] = "model"
     group_input_memory: int | None = None
+    host_memory: int | None = None
     max_queue: int = 1024
     seed: int = 0
     compilation_cache: str | None = None
@@ -114,5 +115,6 @@ _LEAST = {
     "w_max": SHORTEST_REPLAY,
     "native_slots": 1,
     "group_input_memory": 1,
+    "host_memory": 1,
     "max_queue": 1,
 }

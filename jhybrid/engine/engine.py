@@ -23,6 +23,7 @@ from .buckets import MAX_REPLAYS
 from .config import EngineConfig
 from .demoter import Demoter
 from .detokenizer import TokenBytes
+from .host_tier import HostTier
 from .metrics import EngineMetrics, RequestClock
 from .model_runner import ModelRunner
 from .request import (
@@ -90,6 +91,7 @@ class Engine:
             exact_inputs=config.group_input_dtype == "model",
         )
         self._demoter = Demoter(cache, runner)
+        self.host = HostTier(cache, runner)
         self._sequences: dict[str, Sequence] = {}
         self._aborted: set[str] = set()
         self._in_flight: InFlight | None = None
@@ -156,7 +158,9 @@ class Engine:
     def step(self) -> list[RequestUpdate]:
         self._demoter.settle()
         updates = self._abort_all()
+        self.host.settle(wait=not self.scheduler.decoding)
         plan = self.scheduler.schedule()
+        self.host.offload()
         previous, self._in_flight = self._in_flight, self._dispatch(plan) if plan else None
         if previous is not None:
             updates += self._commit(previous)
@@ -183,6 +187,7 @@ class Engine:
                 self.runner.set_seen(sequence.row, *seen_tokens(sequence, self.runner.vocab))
         if plan.page_copies:
             self.runner.copy_pages(plan.page_copies, plan.input_copies)
+        self.host.start(plan.admitted)
         if plan.restores:
             self.runner.load_states(plan.restores, keep=False)
         step = InFlight([], [], ())

@@ -13,6 +13,7 @@ from typing import Any
 
 from jax.sharding import Mesh
 
+from ..cache.host_store import HostStore
 from ..cache.input_pages import InputPolicy
 from ..config import ModelConfig, require
 from ..models.group_inputs import EIGHT_BIT
@@ -151,6 +152,14 @@ def input_dtype(engine: EngineConfig) -> Any:
 def input_policy(engine: EngineConfig, pages: int) -> InputPolicy | None:
     """Whose group inputs the cache keeps in that many pages."""
     return InputPolicy(pages, engine.input_tail) if engine.group_inputs else None
+
+
+def host_store(config: ModelConfig, engine: EngineConfig, dtype: Any) -> HostStore | None:
+    """Host memory for pages that leave the device."""
+    if engine.host_memory is None:
+        return None
+    page, _, inputs = unit_bytes(config, engine, dtype)
+    return HostStore(engine.host_memory, engine.page_size, page, inputs)
 
 
 def _log_states(sizes: PoolSizes, slot_bytes: int, compressed_bytes: int) -> None:

@@ -22,6 +22,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from pallas_kernels import NO_SLOT, Segments
 
 from ..batch import Caches, DecodeBatch, PrefillBatch, ReplayBatch
+from ..cache.host_store import CHUNK_ROWS, padded_rows
 from ..config import ModelConfig
 from ..models.groups import groups
 from ..models.hybrid import (
@@ -35,7 +36,7 @@ from ..models.hybrid import (
     model_partition,
     sharded,
 )
-from ..models.pages import copy_pages
+from ..models.pages import PageKind, copy_pages, pools, put_pages, take_pages
 from ..models.replay import replay
 from ..params import map_specs, partition_specs
 from ..retention.maps import MoveMaps
@@ -85,6 +86,7 @@ class ModelRunner:
         dtype: Any,
         input_pages: int = 0,
         input_dtype: Any = None,
+        host: bool = False,
         compression: Compression | None = None,
         compressed_slots: int = 0,
     ) -> None:
@@ -105,6 +107,8 @@ class ModelRunner:
         specs = cache_specs(config, pages, page_size, slots, input_pages, input_dtype)
         self.caches: Caches = zeros(specs)
         self.input_dtype = input_dtype
+        inputs: tuple[PageKind, ...] = ("inputs",) if input_pages else ()
+        self._host_kinds: tuple[PageKind, ...] = ("kv", *inputs) if host else ()
         self.compression = compression
         self.compressed: CompressedPool | None = None
         if compression is not None:
@@ -179,6 +183,18 @@ class ModelRunner:
         wrap("copy_pages", copy_pages, (caches, whole, whole), caches, 0)
         if self.caches.group_inputs is not None:
             wrap("replay", roll, (params, caches, whole), caches, 1)
+        self._rows = {kind: pools(caches, kind) for kind in self._host_kinds}
+        for kind, rows in self._rows.items():
+            take = functools.partial(take_pages, kind=kind)
+            wrap(f"take-{kind}", lambda c, at, f=take: f(c, pages=at), (caches, whole), rows, None)
+            put = functools.partial(put_pages, kind=kind)
+            wrap(
+                f"put-{kind}",
+                lambda c, new, at, f=put: f(c, rows=new, pages=at),
+                (caches, rows, whole),
+                caches,
+                0,
+            )
         if self.compression is not None:
             by_rank = jax.tree.map(lambda _: PartitionSpec(AXIS), self._maps)
             pool = self._compressed_partition
@@ -255,6 +271,27 @@ class ModelRunner:
             pairs = _pairs(moves[start : start + MOVES], MOVES)
             self.caches = self._call(name, (), self.caches, self.compressed, self._maps, *pairs)
 
+    def take_pages(self, kind: PageKind, pages: list[int]) -> Any:
+        """Copies of pages, padded to a chunk's rows, on their way to pinned host memory."""
+        at = np.full(padded_rows(len(pages)), -1, np.int32)
+        at[: len(pages)] = pages
+        rows = self._call(f"take-{kind}", at.shape, self.caches, at)
+        return jax.device_put(rows, self._placed(kind, "pinned_host"))
+
+    def to_device(self, kind: PageKind, rows: Any) -> Any:
+        """What `take_pages` gave, on its way back."""
+        return jax.device_put(rows, self._placed(kind, "device"))
+
+    def put_pages(self, kind: PageKind, rows: Any, pages: np.ndarray) -> None:
+        """Rows on the device into pages of the pools, -1: nowhere."""
+        self.caches = self._call(f"put-{kind}", pages.shape, self.caches, rows, pages)
+
+    def _placed(self, kind: PageKind, memory: str) -> Any:
+        def one(spec: PartitionSpec) -> NamedSharding:
+            return NamedSharding(self.mesh, spec, memory_kind=memory)
+
+        return jax.tree.map(one, self._rows[kind], is_leaf=lambda x: isinstance(x, PartitionSpec))
+
     def set_row(self, row: int, values: RowParams) -> None:
         self.rows = self._call("set_row", (), self.rows, np.int32(row), values)
 
@@ -323,6 +360,18 @@ class ModelRunner:
         row = jax.tree.map(lambda x: np.zeros(x.shape[1:], x.dtype), rows)
         pairs, zero = np.full(b.decode[-1], -1, np.int32), np.int32(0)
         yield "copy_pages", (), (caches, (pairs, pairs), (pairs, pairs))
+        for kind in self._host_kinds:
+            for size in CHUNK_ROWS:
+                at = np.full(size, -1, np.int32)
+                rows_of = jax.tree.map(
+                    lambda pool, place, n=size: jax.ShapeDtypeStruct(
+                        (n, *pool.shape[1:]), pool.dtype, sharding=place
+                    ),
+                    pools(caches, kind),
+                    self._placed(kind, "device"),
+                )
+                yield f"take-{kind}", (size,), (caches, at)
+                yield f"put-{kind}", (size,), (caches, rows_of, at)
         if self.compressed is not None:
             moves = (caches, self.compressed, self._maps, *_pairs([], MOVES))
             for name in ("store_states", "load_states-zero", "load_states-keep"):

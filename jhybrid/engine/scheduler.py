@@ -60,7 +60,7 @@ class Plan:
     late_restores: list[Move] = field(default_factory=list)
 
     def __bool__(self) -> bool:
-        return bool(self.pieces or self.decode or self.replays)
+        return bool(self.pieces or self.decode or self.replays or self.admitted)
 
 
 class Scheduler:
@@ -89,6 +89,11 @@ class Scheduler:
         self.preemptions = 0
         self._free_rows = list(range(max_running))[::-1]
 
+    @property
+    def decoding(self) -> bool:
+        """Whether some request is past its prompt."""
+        return any(s.pending or s.generated for s in self.running)
+
     def schedule(self) -> Plan:
         plan = Plan()
         for sequence in list(self.running):
@@ -99,13 +104,16 @@ class Scheduler:
         plan.decode = [s for s in plan.decode if s.lease is not None]
         budget = self.max_prefill_tokens
         for sequence in self._to_prefill(plan):
+            if not (sequence.spans or sequence.kv_arrived):
+                continue
             if budget == 0 or len(plan.pieces) == self.max_prefill_sequences:
                 break
             if sequence.spans:
                 if len(plan.replays) == self.max_replays:
                     break
                 budget -= self._replay(sequence, budget, plan)
-                if sequence.spans or sequence.restore_after is not None:
+                waits = sequence.restore_after is not None or not sequence.kv_arrived
+                if sequence.spans or waits:
                     continue
                 if budget == 0:
                     break
@@ -145,6 +153,7 @@ class Scheduler:
         rules = ReplayRules(sequence.replay_ratio, self.cache.inputs_kept, self.exact_inputs)
         recovery = choose(sequence.recovery, lease, self.replay_window, rules)
         sequence.start(recovery)
+        sequence.kv_arrived = not lease.loads
         lease.exact = lease.exact and recovery.exact
         if sequence.usage is None:  # coming back after a preemption does not change the answer
             sequence.usage = recovery.usage
@@ -220,7 +229,11 @@ class Scheduler:
         lease = sequence.lease
         assert lease is not None
         keep = self.caching and not sequence.inexact
-        self.cache.finish(lease, sequence.tokens[: sequence.dispatched], donate=keep)
+        done = sequence.dispatched
+        if not sequence.kv_arrived:  # what is still on its way is nowhere yet
+            done = min(done, lease.shared)
+            sequence.kv_arrived = True
+        self.cache.finish(lease, sequence.tokens[:done], donate=keep)
         self._free_rows.append(sequence.row)
         self.running.remove(sequence)
         sequence.lease, sequence.row, sequence.dispatched = None, -1, 0

@@ -40,6 +40,7 @@ class Sequence:
     restore: Move | None = None  # of a compressed state, not dispatched yet
     replay_until: int | None = None  # the depth up to which tokens only refresh what it omits
     spans: list[Span] = field(default_factory=list)  # group inputs not planned to be replayed yet
+    kv_arrived: bool = True  # no KV of it is on its way from host memory
     restore_after: int | None = None  # the depth at which a replay is to be restored over
     finished: bool = False
     inexact: bool = False  # nothing computed here may be cached

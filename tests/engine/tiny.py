@@ -19,7 +19,7 @@ from jhybrid.engine.buckets import make_buckets
 from jhybrid.engine.compression import apply_plan, compress
 from jhybrid.engine.config import EngineConfig
 from jhybrid.engine.engine import Engine
-from jhybrid.engine.memory import input_dtype, input_policy
+from jhybrid.engine.memory import host_store, input_dtype, input_policy
 from jhybrid.engine.model_runner import ModelRunner
 from jhybrid.engine.request import Request, RequestUpdate, SamplingParams
 from jhybrid.models.hybrid import (
@@ -161,6 +161,7 @@ def engine_of(
         compressed_slots=compressed_slots,
         input_pages=input_pages or pages if config.group_inputs else 0,
         input_dtype=input_dtype(config),
+        host=config.host_memory is not None,
     )
     cache = CacheManager(
         pages,
@@ -171,6 +172,7 @@ def engine_of(
         lossless=compression is not None and compression.lossless,
         watermark=watermark,
         inputs=input_policy(config, input_pages or pages),
+        host=host_store(model, config, dtype),
     )
     return Engine(
         runner,
