@@ -5,12 +5,13 @@ from __future__ import annotations
 import argparse
 from types import ModuleType
 
-from . import kernels, model, retention_load
+from . import kernels, model, retention_load, ttft
 
 SUITES: dict[str, ModuleType] = {
     "kernels": kernels,
     "model": model,
     "retention-load": retention_load,
+    "ttft": ttft,
 }
 
 

@@ -18,7 +18,9 @@ import numpy as np
 
 from ..cache.admission import Admission
 from ..cache.cache_manager import CacheManager
+from ..cache.host_store import Chunk, padded_rows
 from ..cache.offload import Load, Offload
+from ..models.pages import PageKind
 from .model_runner import ModelRunner
 from .sequence import Sequence
 
@@ -62,10 +64,10 @@ class HostTier:
             lease = sequence.lease
             if lease is None or not lease.loads:
                 continue
-            inputs = [load for load in lease.loads if load.input_page is not None]
+            inputs = [(x, x.input_page) for x in lease.loads if x.input_page is not None]
             for targets, rows in self._send(inputs, "inputs"):
                 self._runner.put_pages("inputs", rows, targets)
-            parts = list(self._send(lease.loads, "kv"))
+            parts = list(self._send([(load, load.page) for load in lease.loads], "kv"))
             lease.loads = []
             self._arriving.append(_Arriving(sequence, lease, parts))
             if not self.overlap:
@@ -92,14 +94,16 @@ class HostTier:
             payload["inputs"] = self._runner.take_pages("inputs", offload.input_pages)
         return payload
 
-    def _send(self, loads: list[Load], kind: str) -> Iterable[tuple[np.ndarray, Any]]:
-        by_chunk: dict[Any, list[Load]] = {}
-        for load in loads:
-            by_chunk.setdefault(load.chunk, []).append(load)
+    def _send(
+        self, loads: list[tuple[Load, int]], kind: PageKind
+    ) -> Iterable[tuple[np.ndarray, Any]]:
+        """Whole chunks on their way, with the page that each of their rows is for."""
+        by_chunk: dict[Chunk, list[tuple[int, int]]] = {}
+        for load, page in loads:
+            by_chunk.setdefault(load.chunk, []).append((load.row, page))
         for chunk, wanted in by_chunk.items():
             rows = self._runner.to_device(kind, chunk.payload[kind])
-            targets = np.full(jax.tree.leaves(rows)[0].shape[0], -1, np.int32)
-            for load in wanted:
-                page = load.page if kind == "kv" else load.input_page
-                targets[load.row] = page
+            targets = np.full(padded_rows(chunk.rows), -1, np.int32)
+            for row, page in wanted:
+                targets[row] = page
             yield targets, rows

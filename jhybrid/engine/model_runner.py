@@ -183,7 +183,7 @@ class ModelRunner:
         wrap("copy_pages", copy_pages, (caches, whole, whole), caches, 0)
         if self.caches.group_inputs is not None:
             wrap("replay", roll, (params, caches, whole), caches, 1)
-        self._rows = {kind: pools(caches, kind) for kind in self._host_kinds}
+        self._rows: dict[PageKind, Any] = {kind: pools(caches, kind) for kind in self._host_kinds}
         for kind, rows in self._rows.items():
             take = functools.partial(take_pages, kind=kind)
             wrap(f"take-{kind}", lambda c, at, f=take: f(c, pages=at), (caches, whole), rows, None)
@@ -297,6 +297,10 @@ class ModelRunner:
 
     def set_seen(self, row: int, in_prompt: np.ndarray, counts: np.ndarray) -> None:
         self.rows = self._call("set_seen", (), self.rows, np.int32(row), in_prompt, counts)
+
+    def wait(self) -> None:
+        """Until the device has done all that was dispatched to the caches."""
+        jax.block_until_ready(self.caches)
 
     @property
     def vocab(self) -> int:
