@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import jax
 import numpy as np
@@ -225,33 +224,3 @@ def test_group_input_dtypes_over_ranks(dtype: str) -> None:
     exact = run(engine, [request("e", prompt, prefix_cache=PrefixCacheOptions("dense"))])["e"]
     assert exact.usage.matched_tokens == (50 if dtype == "fp8" else len(prompt) - 1)
     assert_greedy(prompt, exact.token_ids)
-
-
-def compressed_engine(**flags: Any) -> Engine:
-    return tiny_engine(recovery="anchored", replay_ratio=1.0, slots=6, watermark=2, **flags)
-
-
-def test_anchored_on_compressed_checkpoints() -> None:
-    """Kept units come from the checkpoint, omitted ones from the group inputs before it."""
-    rng = np.random.default_rng(10)
-    engine = compressed_engine(w_max=16)
-    window = engine.runner.compression.window  # type: ignore[union-attr]
-    assert window > 0
-    trunk = random_prompt(rng, 150)
-    run(engine, [request("trunk", trunk)])
-    prompt = trunk[:100] + random_prompt(rng, 20)
-    result = run(engine, [request("hit", prompt, logprobs=5)])["hit"]
-    used = result.usage
-    assert (used.recovery, used.reason, used.restored_tokens) == ("anchored", None, 96)
-    assert used.replayed_tokens == 4 + min(window, 96)
-    assert used.cached_tokens == used.matched_tokens == 100
-    # with a window over the whole prefix nothing is left out, and the state is exact
-    assert window < 96 or greedy_is_right(prompt, result.token_ids)
-    exact = run(engine, [request("e", prompt, prefix_cache=PrefixCacheOptions("off"))])["e"]
-    assert_greedy(prompt, exact.token_ids)
-    assert_idle(engine)
-
-
-def greedy_is_right(prompt: list[int], tokens: list[int]) -> bool:
-    assert_greedy(prompt, tokens)
-    return True
