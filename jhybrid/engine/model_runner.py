@@ -208,10 +208,14 @@ class ModelRunner:
 
     def _call(self, name: str, size: Shape, *args: Any) -> Any:
         """Run a function at a bucket, compiling it if the warm-up has not."""
+        return self.prepare(name, size, args)(*args)
+
+    def prepare(self, name: str, size: Shape, args: tuple[Any, ...]) -> Any:
+        """The executable of a function at a bucket; compiled for `args` if it is not there."""
         executable = self._executables.get((name, size))
         if executable is None:
             executable = self._executables[name, size] = self._compile(name, args)
-        return executable(*args)
+        return executable
 
     def _compile(self, name: str, args: tuple[Any, ...]) -> Any:
         options = CPU_OPTIONS if self.mesh.devices.flat[0].platform == "cpu" else {}

@@ -40,6 +40,7 @@ from ..layers.kimi_delta_attention import (
     kimi_delta_attention,
     kimi_delta_attention_specs,
 )
+from ..layers.linear import project
 from ..layers.mlp import MLPParams, mlp, mlp_specs
 from ..layers.moe import MoEParams, moe, moe_specs
 from ..layers.multi_head_latent_attention import (
@@ -47,7 +48,7 @@ from ..layers.multi_head_latent_attention import (
     latent_attention,
     latent_attention_specs,
 )
-from ..layers.norm import rms_norm
+from ..layers.norm import Normed, rms_norm
 from ..params import ParamSpec, partition_specs, scale, weight
 from ..sharding import AXIS
 from .group_inputs import group_input_specs, write_group_inputs
@@ -255,7 +256,7 @@ def _mixer(
     config: ModelConfig,
 ) -> tuple[Float[Array, "*B D"], Caches | None]:
     """What the layer's mixer adds to the residual stream."""
-    h = x if layer.norm == "post" else rms_norm(x, layer.mixer_norm, config.norm_eps)
+    h = x if layer.norm == "post" else Normed(x, layer.mixer_norm, config.norm_eps)
     match layer.mixer:
         case GatedDeltaNetParams() as mixer:
             h, caches = gated_delta_net(mixer, h, caches, index, batch, config.linear)
@@ -276,12 +277,13 @@ def feed_forward(
     layer: LayerParams, x: Float[Array, "*B D"], config: ModelConfig
 ) -> Float[Array, "*B D"]:
     """What the layer's feed-forward block adds to the residual stream."""
-    h = x if layer.norm == "post" else rms_norm(x, layer.ffn_norm, config.norm_eps)
+    h = x if layer.norm == "post" else Normed(x, layer.ffn_norm, config.norm_eps)
     match layer.ffn:
         case MLPParams() as ffn:
             h = mlp(ffn, h, config.activation)
         case MoEParams() as ffn:
             assert config.moe is not None
+            h = h.value if isinstance(h, Normed) else h
             h = moe(ffn, h, config.moe, config.activation)
     return rms_norm(h, layer.ffn_norm, config.norm_eps) if layer.norm == "post" else h
 
@@ -291,13 +293,8 @@ def logits(
 ) -> Float[Array, "*B vocab"]:
     """Float32 logits over the whole vocabulary, the same on every rank."""
     table = params.embedding if params.head is None else params.head
-    h = rms_norm(hidden, params.norm, config.norm_eps)
-    local = lax.dot_general(
-        h,
-        table,
-        (((h.ndim - 1,), (1,)), ((), ())),
-        preferred_element_type=working_dtype(h),
-    )
+    h = Normed(hidden, params.norm, config.norm_eps)
+    local = project(h, table, dtype=working_dtype(hidden))
     return lax.all_gather(local, AXIS, axis=local.ndim - 1, tiled=True)
 
 

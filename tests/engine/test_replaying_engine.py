@@ -125,7 +125,7 @@ def test_without_the_inputs_it_falls_back_and_says_so() -> None:
     engine = tiny_engine(group_inputs="tail:24", input_pages=30, pages=200)
     trunk = random_prompt(rng, 150)
     output = run(engine, [request("trunk", trunk, max_tokens=60)])["trunk"].token_ids
-    for cut, kept in ((100, False), (140, True), (150, True), (180, False), (200, True)):
+    for cut, kept in ((100, False), (140, True), (150, True), (180, False), (205, True)):
         prompt = (trunk + output)[:cut] + [3, 5, 7]
         used = usage(engine, prompt, "tail-replay", 0.1)
         expected = ("tail-replay", None) if kept else ("dense", "no_group_inputs")
