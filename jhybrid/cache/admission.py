@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from jhybrid.cache.allocator import PoolCounts
 from jhybrid.cache.offload import Load
-from jhybrid.cache.radix_node import Checkpoint, Lock, Refusal
+from jhybrid.cache.radix_node import Checkpoint, Lock, PageIds, Refusal
 
 
 @dataclass(eq=False)
@@ -17,7 +17,7 @@ class Admission:
     restored: int  # depth of the state to start from; 0: zero state
     source: Checkpoint | None  # that state, to be read and never written; None: zero
     slot: int  # the request's own slot
-    page_table: list[int]
+    page_table: PageIds  # of [0, ...), one entry a page; replaced when it grows
     page_copies: list[tuple[int, int]]  # (src, dst) to be copied before the first step
     input_copies: list[tuple[int, int]]  # likewise of their pages of group inputs
     write_from: int  # first position whose KV the request writes

@@ -29,7 +29,7 @@ from jhybrid.cache.host_store import HostMatch, HostStore
 from jhybrid.cache.input_pages import InputPages, InputPolicy
 from jhybrid.cache.offload import Load, Offload
 from jhybrid.cache.radix_cache import RadixCache, as_tokens
-from jhybrid.cache.radix_node import Checkpoint, Insertion, Match, Node, Tokens
+from jhybrid.cache.radix_node import Checkpoint, Insertion, Match, Node, PageIds, Tokens
 from jhybrid.cache.tiers import CheckpointTiers, Demotion
 
 
@@ -120,7 +120,7 @@ class CacheManager:
             pages = self._take_pages(needed)
         if pages is None:
             return False
-        lease.page_table.extend(pages)
+        lease.page_table = _joined(lease.page_table, pages)
         if self.inputs is not None:
             self._slide_inputs(lease, pages, tokens_total)
         return True
@@ -244,7 +244,8 @@ class CacheManager:
         self._tree.unlock(lease.lock)
         self._pages.release(lease.page_table, "running")
         self._leases.remove(lease)
-        lease.page_table, lease.slot, lease.state_depth = [], -1, None
+        lease.page_table = lease.page_table[:0]
+        lease.slot, lease.state_depth = -1, None
         return commit
 
     def take_demotions(self, most: int) -> list[Demotion]:
@@ -358,7 +359,7 @@ class CacheManager:
             restored=match.restored,
             source=match.checkpoint_node.checkpoint if match.checkpoint_node else None,
             slot=slot,
-            page_table=[*match.pages[:shared].tolist(), *pages],
+            page_table=_joined(match.pages[:shared], pages),
             page_copies=copies,
             input_copies=[],
             write_from=host.length,
@@ -439,7 +440,7 @@ class CacheManager:
             theirs = self._tree.page_table(inserted.node)[first:last]
             self._pages.retain(theirs, "running")
             self._pages.release(lease.page_table[first:last], "running")
-            lease.page_table[first:last] = theirs.tolist()
+            lease.page_table[first:last] = theirs
         lease.shared = max(lease.shared, inserted.node.end)
 
     def _take_pages(self, n: int) -> list[int] | None:
@@ -472,3 +473,7 @@ class CacheManager:
         have, tokens_held = len(lease.page_table), len(lease.page_table) * self.page_size
         if len(tokens) > tokens_held:
             raise ValueError(f"{have} pages hold {tokens_held} tokens, not {len(tokens)}")
+
+
+def _joined(pages: PageIds, more: list[int]) -> PageIds:
+    return np.concatenate([pages, np.asarray(more, np.int32)])

@@ -138,7 +138,7 @@ class Scheduler:
 
     def _admit(self, sequence: Sequence, plan: Plan) -> bool:
         """All or nothing: a row, a slot and the pages of every known token, or stay queued."""
-        tokens = sequence.tokens
+        tokens = sequence.prefix(len(sequence.tokens))
         # Cached positions have no logits: prompt log-probabilities need every token run.
         fresh = sequence.params.prompt_logprobs is not None and sequence.generated == 0
         reuse = sequence.recovery != "off" and not fresh
@@ -233,7 +233,7 @@ class Scheduler:
         if not sequence.kv_arrived:  # what is still on its way is nowhere yet
             done = min(done, lease.shared)
             sequence.kv_arrived = True
-        self.cache.finish(lease, sequence.tokens[:done], donate=keep)
+        self.cache.finish(lease, sequence.prefix(done), donate=keep)
         self._free_rows.append(sequence.row)
         self.running.remove(sequence)
         sequence.lease, sequence.row, sequence.dispatched = None, -1, 0
@@ -267,9 +267,9 @@ class Scheduler:
             if not self.caching or sequence.inexact:
                 continue
             for depth, slot in piece.checkpoints:
-                self.cache.commit_prefix(lease, sequence.tokens[:depth], (slot, depth))
+                self.cache.commit_prefix(lease, sequence.prefix(depth), (slot, depth))
             if piece.draws:
-                self.cache.commit_prefix(lease, sequence.tokens[: piece.end])
+                self.cache.commit_prefix(lease, sequence.prefix(piece.end))
         for sequence in plan.decode:
             assert sequence.lease is not None
             sequence.dispatched += 1

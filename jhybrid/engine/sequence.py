@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from ..cache.admission import Admission
 from .metrics import RequestClock
 from .recovery import Move, Recovery, Span
@@ -50,6 +53,7 @@ class Sequence:
 
     def __post_init__(self) -> None:
         self.tokens = list(self.request.prompt_token_ids)
+        self._array, self._known = np.empty(self.limit, np.int32), 0
 
     def start(self, recovery: Recovery) -> None:
         """Admitted: where to begin, and from which state."""
@@ -60,6 +64,13 @@ class Sequence:
         self.spans = list(recovery.spans)
         self.restore_after = recovery.spans[0][1] if recovery.restore_after else None
         self.inexact = not recovery.cacheable
+
+    def prefix(self, length: int) -> NDArray[np.int32]:
+        """The first tokens as an array, to be read. Each is converted once."""
+        if self._known < length:
+            self._array[self._known : length] = self.tokens[self._known : length]
+            self._known = length
+        return self._array[:length]
 
     @property
     def params(self) -> SamplingParams:

@@ -37,9 +37,9 @@ def prefill_inputs(
         assert lease is not None
         size = piece.end - piece.start
         positions = np.arange(piece.start, piece.end, dtype=np.int32)
-        batch.token_ids[at : at + size] = sequence.tokens[piece.start : piece.end]
+        batch.token_ids[at : at + size] = sequence.prefix(piece.end)[piece.start :]
         batch.positions[at : at + size] = positions
-        table = np.array(lease.page_table, np.int32)
+        table = lease.page_table
         slots = _kv_slots(table, positions, runner.page_size)
         written = positions >= lease.write_from
         batch.kv_slots[at : at + size] = np.where(written, slots, -1)
@@ -71,9 +71,8 @@ def replay_inputs(runner: ModelRunner, replays: list[Replay], inputs: InputPages
         assert lease is not None
         size = replay.end - replay.start
         positions = np.arange(replay.start, replay.end, dtype=np.int32)
-        table = np.array(lease.page_table, np.int32)
-        batch.token_ids[at : at + size] = sequence.tokens[replay.start : replay.end]
-        slots = _input_slots(inputs, table, positions, runner.page_size)
+        batch.token_ids[at : at + size] = sequence.prefix(replay.end)[replay.start :]
+        slots = _input_slots(inputs, lease.page_table, positions, runner.page_size)
         batch.input_slots[at : at + size] = slots
         at += size
         batch.segments.cu[n + 1 :] = at
@@ -85,24 +84,24 @@ def decode_inputs(
     runner: ModelRunner, sequences: list[Sequence], inputs: InputPages | None
 ) -> tuple[DecodeBatch, np.ndarray]:
     """The batch (tokens are on the device) and the row of each sequence."""
-    size = bucket(runner.buckets.decode, len(sequences))
+    size, count = bucket(runner.buckets.decode, len(sequences)), len(sequences)
     batch: Any = runner.empty_decode(size)
     rows = np.full(size, -1, np.int32)
+    rows[:count] = [s.row for s in sequences]
+    positions = np.array([s.dispatched for s in sequences], np.int32)
+    batch.positions[:count] = positions
     for n, sequence in enumerate(sequences):
-        lease = sequence.lease
-        assert lease is not None
-        position = sequence.dispatched
-        table = lease.page_table
-        rows[n] = sequence.row
-        batch.positions[n] = position
+        assert sequence.lease is not None
+        table = sequence.lease.page_table
         batch.page_table[n, : len(table)] = table
-        page = table[position // runner.page_size]
-        batch.kv_slots[n] = page * runner.page_size + position % runner.page_size
-        batch.state_slots[n] = lease.slot
-        if inputs is not None:
-            companion = int(inputs.of([page])[0])
-            offset = position % runner.page_size
-            batch.input_slots[n] = companion * runner.page_size + offset if companion >= 0 else -1
+        batch.state_slots[n] = sequence.lease.slot
+    page_size = runner.page_size
+    pages = batch.page_table[np.arange(count), positions // page_size]
+    batch.kv_slots[:count] = pages * page_size + positions % page_size
+    if inputs is not None:
+        companions, offsets = inputs.of(pages), positions % page_size
+        slots = np.where(companions >= 0, companions * page_size + offsets, -1)
+        batch.input_slots[:count] = slots
     return batch, rows
 
 

@@ -7,6 +7,7 @@ and need not know.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import replace
 from typing import Any
 
@@ -59,17 +60,17 @@ def permute_params(
         def permuted(spec: ParamSpec, value: Any, row: np.ndarray = row) -> Any:
             if "key_heads" not in spec.axes:
                 return value
-            return _take(value, row, spec.axes.index("key_heads"))
+            return _take(value, row, spec.axes.index("key_heads"), value.sharding)
 
         mixer = jax.tree.map(permuted, specs[number].mixer, layers[number].mixer, is_leaf=is_spec)
         layers[number] = replace(layers[number], mixer=mixer)
     return replace(params, layers=tuple(layers))
 
 
-def _take(value: jax.Array, order: np.ndarray, axis: int) -> jax.Array:
-    take = jax.jit(
-        lambda x: jnp.take(x, order, axis=axis, mode="clip"),
-        out_shardings=value.sharding,
-        donate_argnums=0,
-    )
-    return take(value)
+@functools.partial(jax.jit, static_argnames=("axis", "sharding"), donate_argnums=0)
+def _take(
+    value: jax.Array, order: jax.Array, axis: int, sharding: jax.sharding.Sharding
+) -> jax.Array:
+    """Compiled once for a shape, not for a layer. The result lies as `value` does."""
+    moved = jnp.take(value, order, axis=axis, mode="clip")
+    return jax.lax.with_sharding_constraint(moved, sharding)

@@ -125,7 +125,7 @@ class SimulatedEngine:
             self.settle()
         return request.lease
 
-    def spelled(self, page_table: Sequence[int], length: int) -> list[int]:
+    def spelled(self, page_table: Any, length: int) -> list[int]:
         return self.pages[page_table].reshape(-1)[:length].tolist()
 
     def check_lease(self, request: Running) -> None:

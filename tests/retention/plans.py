@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
 import numpy as np
 from hypothesis import strategies as st
 
 from jhybrid.config import AttentionConfig, LayerConfig, LinearAttentionConfig, ModelConfig
+from jhybrid.models.hybrid import ModelParams, model_specs
+from jhybrid.params import ParamSpec, map_specs
 from jhybrid.retention.horizon import Horizons
 from jhybrid.retention.selection import RetentionPlan
+from jhybrid.sharding import make_mesh, named_sharding
 
 KINDS = ("gdn", "kda")
 PATTERN = ("linear", "full", "linear", "linear", "full")
@@ -33,6 +37,17 @@ def tiny_model(kind: str, heads: int = 8, **linear: Any) -> ModelConfig:
         full=attention,
         mlp_width=16,
     )
+
+
+def tiny_params(config: ModelConfig, tp: int = 1, seed: int = 0) -> ModelParams:
+    """Random weights, decay parameters included, in float32 on a mesh of `tp` devices."""
+    rng, mesh = np.random.default_rng(seed), make_mesh(tp)
+
+    def one(spec: ParamSpec) -> jax.Array:
+        value = rng.standard_normal(spec.shape, np.float32) / np.float32(spec.fan_in) ** 0.5
+        return jax.device_put(value, named_sharding(mesh, spec.axes))
+
+    return map_specs(one, model_specs(config))
 
 
 def tiny_horizons(config: ModelConfig, seed: int = 0) -> Horizons:

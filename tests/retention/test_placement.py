@@ -31,7 +31,7 @@ COSTS = st.tuples(st.sampled_from([1, 2, 4, 8]), st.integers(1, 4)).flatmap(
         ),
     )
 )
-EXAMPLES = settings(max_examples=150, deadline=None, derandomize=True, database=None)
+EXAMPLES = settings(max_examples=80, deadline=None, derandomize=True, database=None)
 
 
 def loads_of(costs: np.ndarray, owners: np.ndarray, tp: int) -> np.ndarray:
@@ -95,9 +95,9 @@ def test_bundles_fill_quotas_never_worsen_and_end_locally_optimal(
 
 
 def test_a_swap_repairs_what_greedy_leaves() -> None:
-    costs = np.array([[5, 5, 4, 1], [4, 3, 3, 3]])
-    assert plain_swap(costs, plain_greedy(costs, 2), 2) is not None
-    assert loads_of(costs, assign_bundles(costs, 2), 2).tolist() == [14, 14]
+    costs = np.array([[9, 7, 6, 6, 5, 5]])
+    assert loads_of(costs, plain_greedy(costs, 2), 2).tolist() == [20, 18]
+    assert loads_of(costs, assign_bundles(costs, 2), 2).tolist() == [19, 19]
 
 
 def test_order_gives_each_rank_its_bundles() -> None:
