@@ -5,14 +5,15 @@ from __future__ import annotations
 import argparse
 from types import ModuleType
 
-from . import kernels, matmul_variants, model, retention_load, step_profile
+from . import kernels, matmul_variants, model, retention_load, step_profile, ttft
 
 SUITES: dict[str, ModuleType] = {
     "kernels": kernels,
     "model": model,
+    "retention-load": retention_load,
     "profile": step_profile,
     "matmul-variants": matmul_variants,
-    "retention-load": retention_load,
+    "ttft": ttft,
 }
 
 

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from jhybrid.cache.allocator import PoolCounts
+from jhybrid.cache.offload import Load
 from jhybrid.cache.radix_node import Checkpoint, Lock, Node, PageIds, Refusal
 
 
@@ -23,11 +24,14 @@ class Admission:
     slot: int  # the request's own slot
     page_table: PageIds  # of [0, ...), one entry a page; replaced when it grows
     page_copies: list[tuple[int, int]]  # (src, dst) to be copied before the first step
+    input_copies: list[tuple[int, int]]  # likewise of their pages of group inputs
     write_from: int  # first position whose KV the request writes
     branch_depth: int | None  # where a checkpoint helps the next request that shares the prefix
     reason: str | None  # why restored < matched, or why nothing was matched
     lock: Lock
+    loads: list[Load]  # pages that come from host memory
     shared: int  # full pages of [0, shared) are the tree's
+    known: int  # tokens at admission: the end of the prompt
     exact: bool  # no approximation in what it was given, nor in what it has computed
     strict: bool  # takes and gives only what is exact
     state_depth: int | None = None  # tokens the state in `slot` has consumed; None: not written

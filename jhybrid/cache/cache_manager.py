@@ -9,6 +9,9 @@ Who owns the KV of a request admitted with a match of m tokens and a checkpoint 
 Tokens c..m run again for the state only. What is committed is shared from then on, and the
 request writes only behind it.
 
+A page that the request may write has group inputs beside its KV where `inputs` gives it a companion
+(see `input_pages`), from before its first token on.
+
 With a compressed pool the manager decides what is demoted and somebody else packs it:
 `take_demotions`, then `commit_demotion` or `abort_demotion` of each. Native slots that are on their
 way to being free are waited for.
@@ -22,8 +25,11 @@ import numpy as np
 
 from jhybrid.cache.admission import Admission, CacheStats, Commit, count_held
 from jhybrid.cache.allocator import PageAllocator, SlotAllocator
+from jhybrid.cache.host_store import HostMatch, HostStore
+from jhybrid.cache.input_pages import InputPages, InputPolicy
+from jhybrid.cache.offload import Load, Offload
 from jhybrid.cache.radix_cache import RadixCache, as_tokens
-from jhybrid.cache.radix_node import Checkpoint, Insertion, Match, PageIds, Tokens
+from jhybrid.cache.radix_node import Checkpoint, Insertion, Match, Node, PageIds, Tokens
 from jhybrid.cache.tiers import CheckpointTiers, Demotion
 
 
@@ -40,8 +46,11 @@ class CacheManager:
         compressed_slots: int = 0,
         lossless: bool = False,
         watermark: int = 0,
+        inputs: InputPolicy | None = None,
+        host: HostStore | None = None,
     ) -> None:
-        """`lossless`: compressed states restore exactly. `watermark`: native slots kept free."""
+        """`lossless`: compressed states restore exactly. `watermark`: native slots kept free.
+        `inputs`: which group inputs are kept; None for none. `host` takes what is evicted."""
         if checkpoint_interval < 1:
             raise ValueError(f"checkpoint_interval must be at least 1, got {checkpoint_interval}")
         if not 0 <= watermark < total_slots:
@@ -49,11 +58,15 @@ class CacheManager:
         self.page_size = page_size
         self.checkpoint_interval = checkpoint_interval
         self.watermark = watermark
-        self._pages = PageAllocator(total_pages)
+        self.inputs = InputPages(inputs, total_pages) if inputs is not None else None
+        self._pages = PageAllocator(total_pages, self.inputs)
         self._slots = SlotAllocator(total_slots)
         compressed = SlotAllocator(compressed_slots) if compressed_slots else None
         self._tiers = CheckpointTiers(self._slots, compressed, lossless=lossless)
         self._tree = RadixCache(page_size, self._pages, self._tiers)
+        self.host, self._offloads = host, list[Offload]()
+        if host is not None:
+            self._tree.on_evict = self._offload
         self._leases: set[Admission] = set()
         self._reserved: set[int] = set()  # slots handed out for checkpoints, not committed yet
 
@@ -75,11 +88,16 @@ class CacheManager:
         """
         tokens = as_tokens(tokens)
         match = self._tree.match(tokens, limit if reuse else 0, strict=strict)
-        lease = self._admit(match, tokens_total, match.reason if reuse else "disabled", strict)
+        reason = match.reason if reuse else "disabled"
+        host = HostMatch(match.length, ())
+        if self.host is not None and reuse:
+            host = self.host.match(tokens[: max(limit, 0)], match.length, strict=strict)
+        lease = self._admit(match, host, len(tokens), tokens_total, reason, strict)
         alone = not self._leases and not self._tiers.demoting
         if lease is None and match.length and alone:
             match = self._tree.match(tokens, 0)
-            lease = self._admit(match, tokens_total, "no_room", strict)
+            nothing = HostMatch(0, ())
+            lease = self._admit(match, nothing, len(tokens), tokens_total, "no_room", strict)
         return lease
 
     def grow(self, lease: Admission, tokens_total: int) -> bool:
@@ -103,7 +121,36 @@ class CacheManager:
         if pages is None:
             return False
         lease.page_table = _joined(lease.page_table, pages)
+        if self.inputs is not None:
+            self._slide_inputs(lease, pages, tokens_total)
         return True
+
+    def inputs_kept(self, lease: Admission, start: int, end: int) -> bool:
+        """Whether the group inputs of the matched tokens [start, end) can be replayed.
+
+        Those that are in host memory only get pages to come back to.
+        """
+        if self.inputs is None:
+            return False
+        pages = lease.page_table[start // self.page_size : self._pages_for(end)]
+        held, wanted = self._pages.held_by("running"), set(pages)
+        for load in lease.loads:
+            there = load.row in load.chunk.with_inputs
+            if there and load.page in wanted and load.input_page is None:
+                self.inputs.grant([load.page], held)
+                companion = int(self.inputs.of([load.page])[0])
+                load.input_page = companion if companion >= 0 else None
+        return self.inputs.kept(pages)
+
+    def take_offloads(self) -> list[Offload]:
+        """What has been evicted since: to be copied before anything writes those pages."""
+        taken, self._offloads = self._offloads, []
+        return taken
+
+    def offload(self) -> None:
+        """Moves everything cached that no running request uses to host memory."""
+        while self._tree.evict_leaf() is not None:
+            pass
 
     def release_source(self, lease: Admission) -> None:
         """The first step is dispatched: the checkpoint read and the pages copied may go.
@@ -228,6 +275,8 @@ class CacheManager:
     def flush(self) -> None:
         """Drops everything cached that no running request uses."""
         self._tree.flush()
+        if self.host is not None:
+            self.host.flush()
 
     def stats(self) -> CacheStats:
         tiers = self._tiers
@@ -235,6 +284,12 @@ class CacheManager:
         if tiers.compressed is not None:
             pools["compressed_slots"] = tiers.compressed.counts()
         evictions = {"kv_pages": self._tree.evicted_pages, **tiers.evicted}
+        if self.inputs is not None:
+            pools["group_inputs"] = self.inputs.counts(self._pages.held_by("tree"))
+            evictions["group_inputs"] = self.inputs.taken
+        if self.host is not None:
+            pools["host_bytes"] = self.host.counts()
+            evictions["host_bytes"] = self.host.evicted
         demotions = {"committed": tiers.committed, "aborted": tiers.aborted}
         return CacheStats(pools, evictions, demotions)
 
@@ -243,6 +298,10 @@ class CacheManager:
         self._tree.check_integrity()
         refs, locks, state_locks = count_held(self._leases, self._pages.total)
         self._pages.check_integrity("running", refs)
+        if self.inputs is not None:
+            self.inputs.check_integrity(self._pages.free_pages)
+        if self.host is not None:
+            self.host.check_integrity()
         slots = [lease.slot for lease in self._leases] + list(self._reserved)
         self._slots.check_integrity("running", set(slots))
         if len(slots) != len(set(slots)):
@@ -253,11 +312,17 @@ class CacheManager:
                 raise RuntimeError(f"{node} and its state should have {held} locks, by requests")
 
     def _admit(
-        self, match: Match, tokens_total: int, reason: str | None, strict: bool
+        self,
+        match: Match,
+        host: HostMatch,
+        known: int,
+        tokens_total: int,
+        reason: str | None,
+        strict: bool,
     ) -> Admission | None:
         lock = self._tree.lock(match)  # first: making room must not take what was matched
         shared = match.length // self.page_size
-        needed = self._pages_for(max(match.length, tokens_total)) - shared
+        needed = self._pages_for(max(host.length, tokens_total)) - shared
         pages = slot = None
         if self._slots.free or self._tiers.evicts_next:
             pages = self._take_pages(needed)
@@ -268,27 +333,80 @@ class CacheManager:
             self._pages.release(pages or (), "running")
             self._tree.unlock(lock)
             return None
-        copies = [(int(match.pages[-1]), pages[0])] if match.length % self.page_size else []
+        loads = [Load(*source, page) for source, page in zip(host.pages, pages, strict=False)]
+        copied = match.length % self.page_size and not loads
+        copies = [(int(match.pages[-1]), pages[0])] if copied else []
         self._pages.retain(match.pages[:shared], "running")
         self._pages.retain([src for src, _ in copies], "running")
         self._tree.touch(lock)
         lease = Admission(
-            matched=match.length,
+            matched=host.length,
             restored=match.restored,
             source=match.checkpoint_node.checkpoint if match.checkpoint_node else None,
             slot=slot,
             page_table=_joined(match.pages[:shared], pages),
             page_copies=copies,
-            write_from=match.length,
+            input_copies=[],
+            write_from=host.length,
             branch_depth=match.branch_depth,
-            reason=reason,
+            reason=reason or ("no_checkpoint" if match.restored < host.length else None),
             lock=lock,
+            loads=loads,
             shared=match.length,
-            exact=match.exact,
+            known=known,
+            exact=match.exact and host.exact,
             strict=strict,
         )
         self._leases.add(lease)
+        if self.inputs is not None:
+            self._give_inputs(lease)
         return lease
+
+    def _give_inputs(self, lease: Admission) -> None:
+        """Companions for the request's own pages: where they are wanted for the end of its prompt,
+        and for the page it copies from the tree's if that has one."""
+        assert self.inputs is not None
+        self.inputs.use(lease.page_table)
+        size = self.page_size
+        first = lease.shared // size
+        loaded = {load.page for load in lease.loads}
+        held = self._pages.held_by("running")
+        for index, page in enumerate(lease.page_table[first:], start=first):
+            if index == first and lease.page_copies:
+                source = lease.page_copies[0][0]
+                if not self.inputs.kept([source]):
+                    continue
+                self.inputs.grant([page], held)
+                if self.inputs.kept([page]):
+                    old, new = self.inputs.of([source, page]).tolist()
+                    lease.input_copies = [(old, new)]
+            elif page not in loaded and self.inputs.policy.wanted((index + 1) * size, lease.known):
+                self.inputs.grant([page], held)
+
+    def _offload(self, node: Node) -> None:
+        """Enters the pages of a leaf that goes in the host store, where they are not yet."""
+        assert self.host is not None
+        tokens, table = self._tree.prefix(node), self._tree.page_table(node)
+        for run in self.host.missing(tokens, node.start // self.page_size, node.exact):
+            if not self.host.fits(run):
+                continue
+            pages = table[run.start : run.stop]
+            companions = np.full(len(pages), -1) if self.inputs is None else self.inputs.of(pages)
+            kept = frozenset(np.flatnonzero(companions >= 0).tolist())
+            chunk = self.host.add(tokens, run, kept, node.exact)
+            self._offloads.append(Offload(chunk, pages.tolist(), companions.tolist()))
+
+    def _slide_inputs(self, lease: Admission, pages: list[int], length: int) -> None:
+        """Companions for pages of generated tokens; with a tail, the older ones of them go."""
+        assert self.inputs is not None
+        self.inputs.grant(pages, self._pages.held_by("running"))
+        first, size = self._pages_for(lease.known), self.page_size
+        for index in range(len(lease.page_table) - len(pages) - 1, first - 1, -1):
+            page = lease.page_table[index]
+            if not self.inputs.policy.wanted((index + 1) * size, length):
+                if not self.inputs.kept([page]):
+                    break
+                self.inputs.drop([page])
 
     def _insert(
         self, lease: Admission, tokens: Sequence[int] | Tokens, state: Checkpoint | None

@@ -10,7 +10,7 @@ below them is; a strict reader or writer stops before them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -41,6 +41,7 @@ class RadixCache:
     def __init__(self, page_size: int, pages: PageAllocator, tiers: CheckpointTiers) -> None:
         self.page_size = page_size
         self.tiers = tiers
+        self.on_evict: Callable[[Node], None] | None = None  # told of a leaf before it goes
         self.evicted_pages = 0  # pages that became free by evicting leaves
         self._tree = RadixTree(page_size, pages)
         self._clock = 0
@@ -81,6 +82,10 @@ class RadixCache:
             exact=last.exact and (source is None or self.tiers.exact(source)),
             reason=reason if restored < length else None,
         )
+
+    def prefix(self, node: Node) -> Tokens:
+        """The tokens [0, node.end)."""
+        return np.concatenate([above.tokens for above in self._tree.path_to(node)])
 
     def page_table(self, node: Node) -> PageIds:
         """Pages that hold the KV of [0, node.end)."""
@@ -187,6 +192,8 @@ class RadixCache:
             return None
         if node.has_state:
             self.tiers.evict(node)
+        if self.on_evict is not None:
+            self.on_evict(node)
         freed = self._remove_leaf(node)
         self.evicted_pages += freed
         return freed

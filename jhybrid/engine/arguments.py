@@ -99,6 +99,22 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
         "(default: off)",
     )
 
+    cache.add_argument(
+        "--replay-ratio",
+        type=float,
+        metavar="R",
+        help="share of a match that tail-replay replays, and anchored at most (default: 0.1)",
+    )
+    cache.add_argument(
+        "--group-inputs",
+        metavar="all|tail:N",
+        help="keep those of all tokens, or of the last N before the end of a prompt and of a "
+        "request (default with tail-replay and anchored: all)",
+    )
+    cache.add_argument(
+        "--group-input-dtype", choices=("model", "fp8"), help="of the kept ones (default: model)"
+    )
+
     memory = parser.add_argument_group("memory (bytes, or like 64MiB)")
     memory.add_argument(
         "--state-memory",
@@ -115,6 +131,19 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     )
     memory.add_argument(
         "--kv-memory", type=size, metavar="SIZE", help="keys and values (default: likewise)"
+    )
+    memory.add_argument(
+        "--group-input-memory",
+        type=size,
+        metavar="SIZE",
+        help="group inputs (default: out of the KV memory, as much as goes with the KV, or a "
+        "quarter with tail:N)",
+    )
+    memory.add_argument(
+        "--host-memory",
+        type=size,
+        metavar="SIZE",
+        help="pinned host memory for KV and group inputs that leave the device (default: none)",
     )
     memory.add_argument(
         "--page-size", type=positive, metavar="N", help="tokens per KV page (default: 16)"

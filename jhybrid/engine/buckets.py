@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 MOVES = 8  # states that one call packs or restores
+MAX_REPLAYS = 4  # sequences of which one call replays group inputs
 
 
 @dataclass(frozen=True)

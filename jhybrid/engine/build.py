@@ -31,7 +31,7 @@ from .buckets import make_buckets
 from .compression import compress
 from .config import EngineConfig
 from .engine import Engine
-from .memory import check_memory, size_pools
+from .memory import check_memory, host_store, input_dtype, input_policy, size_pools
 from .model_runner import ModelRunner
 
 log = logging.getLogger(__name__)
@@ -103,6 +103,9 @@ def create_engine(name: str, engine: EngineConfig, *, warm_up: bool = True) -> E
         dtype=dtype,
         compression=compression,
         compressed_slots=sizes.compressed_slots,
+        input_pages=sizes.input_pages,
+        input_dtype=input_dtype(engine),
+        host=engine.host_memory is not None,
     )
     if warm_up:
         steps = tqdm(runner.warm_up(), total=runner.warm_up_steps(), desc="compiling", unit="step")
@@ -119,6 +122,9 @@ def create_engine(name: str, engine: EngineConfig, *, warm_up: bool = True) -> E
         "checkpoint_dtype": engine.checkpoint_dtype,
         "layout": engine.layout,
         "placement": engine.placement,
+        "replay_ratio": engine.replay_ratio,
+        "group_inputs": engine.group_inputs,
+        "group_input_dtype": engine.group_input_dtype,
         "plan": compression.facts if compression else None,
         "checkpoint_interval": engine.checkpoint_interval,
         "page_size": engine.page_size,
@@ -134,6 +140,8 @@ def create_engine(name: str, engine: EngineConfig, *, warm_up: bool = True) -> E
             compressed_slots=sizes.compressed_slots,
             lossless=compression is not None and compression.lossless,
             watermark=sizes.watermark,
+            inputs=input_policy(engine, sizes.input_pages),
+            host=host_store(config, engine, dtype),
         ),
         tokenizer,
         engine,

@@ -19,9 +19,11 @@ from jax import Array
 
 from ..cache.cache_manager import CacheManager
 from ..config import require
+from .buckets import MAX_REPLAYS
 from .config import EngineConfig
 from .demoter import Demoter
 from .detokenizer import TokenBytes
+from .host_tier import HostTier
 from .metrics import EngineMetrics, RequestClock
 from .model_runner import ModelRunner
 from .request import (
@@ -40,6 +42,7 @@ from .step_inputs import (
     draw_mode,
     ending_tokens,
     prefill_inputs,
+    replay_inputs,
     row_values,
     seen_tokens,
 )
@@ -84,8 +87,11 @@ class Engine:
             max_prefill_sequences=runner.buckets.prefill_sequences[-1],
             caching=config.recovery != "off",
             replay_window=runner.compression.window if runner.compression else 0,
+            max_replays=MAX_REPLAYS,
+            exact_inputs=config.group_input_dtype == "model",
         )
         self._demoter = Demoter(cache, runner)
+        self.host = HostTier(cache, runner)
         self._sequences: dict[str, Sequence] = {}
         self._aborted: set[str] = set()
         self._in_flight: InFlight | None = None
@@ -102,6 +108,7 @@ class Engine:
         length = self.max_context - len(prompt)
         if params.max_tokens is not None:
             length = min(length, params.max_tokens)
+        ratio = request.prefix_cache.replay_ratio
         sequence = Sequence(
             request,
             TextStream(self._vocab, params, prompt),
@@ -109,6 +116,7 @@ class Engine:
             recovery=request.prefix_cache.recovery or self.config.recovery,
             limit=len(prompt) + length,
             seed=params.seed if params.seed is not None else int(self._seeds.integers(2**63)),
+            replay_ratio=self.config.replay_ratio if ratio is None else ratio,
         )
         # Made here, though the row is set at admission: what can't be represented is refused now,
         # and does not come up on the engine's thread, where it would end everybody's requests.
@@ -136,6 +144,9 @@ class Engine:
         recovery, possible = request.prefix_cache.recovery, self.config.recoveries
         known = recovery is None or recovery in possible
         require(known, "prefix_cache.recovery", recovery, f"one of {', '.join(possible)}")
+        ratio = request.prefix_cache.replay_ratio
+        known = ratio is None or 0 <= ratio <= 1
+        require(known, "prefix_cache.replay_ratio", ratio, "a number from 0 to 1")
 
     def abort(self, request_id: str) -> None:
         if request_id in self._sequences:
@@ -147,7 +158,9 @@ class Engine:
     def step(self) -> list[RequestUpdate]:
         self._demoter.settle()
         updates = self._abort_all()
+        self.host.settle(wait=not self.scheduler.decoding)
         plan = self.scheduler.schedule()
+        self.host.offload()
         previous, self._in_flight = self._in_flight, self._dispatch(plan) if plan else None
         if previous is not None:
             updates += self._commit(previous)
@@ -173,17 +186,21 @@ class Engine:
             if sequence.has_penalties:
                 self.runner.set_seen(sequence.row, *seen_tokens(sequence, self.runner.vocab))
         if plan.page_copies:
-            self.runner.copy_pages(plan.page_copies)
+            self.runner.copy_pages(plan.page_copies, plan.input_copies)
+        self.host.start(plan.admitted)
         if plan.restores:
             self.runner.load_states(plan.restores, keep=False)
         step = InFlight([], [], ())
         if plan.decode:
-            batch, rows = decode_inputs(self.runner, plan.decode)
+            batch, rows = decode_inputs(self.runner, plan.decode, self.cache.inputs)
             hidden = self.runner.decode(rows, batch)
             sampled = self.runner.draw(hidden, rows, draw_mode(plan.decode))
             step.draws.append((list(plan.decode), sampled))
+        if plan.replays:
+            assert self.cache.inputs is not None
+            self.runner.replay(replay_inputs(self.runner, plan.replays, self.cache.inputs))
         if plan.pieces:
-            batch, rows = prefill_inputs(self.runner, plan.pieces)
+            batch, rows = prefill_inputs(self.runner, plan.pieces, self.cache.inputs)
             last, hidden = self.runner.prefill(batch)
             drawing = [p.sequence if p.draws else None for p in plan.pieces]
             if any(drawing):

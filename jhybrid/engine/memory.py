@@ -13,7 +13,10 @@ from typing import Any
 
 from jax.sharding import Mesh
 
+from ..cache.host_store import HostStore
+from ..cache.input_pages import InputPolicy
 from ..config import ModelConfig, require
+from ..models.group_inputs import EIGHT_BIT
 from ..models.hybrid import cache_specs
 from ..params import count_bytes
 from .config import EngineConfig
@@ -24,6 +27,7 @@ CPU_POOL = 256 * 1024**2  # bytes for KV, and again for states, where nothing sa
 GPU_SHARE = 0.92  # of the device's memory; the rest is the runtime's
 GPU_WORKSPACE = 3 * 1024**3  # activations and logits of a step
 STATE_SHARE = 0.4  # of what is left after the parameters and the workspace
+TAIL_SHARE = 0.25  # of the KV memory, for the group inputs of tails
 NATIVE_SHARE = 0.5  # at most, of a small state budget that also buys compressed slots
 
 
@@ -35,12 +39,18 @@ class PoolSizes:
     native_slots: int
     compressed_slots: int = 0
     watermark: int = 0
+    input_pages: int = 0
 
 
 def check_memory(config: ModelConfig, engine: EngineConfig, dtype: Any, context: int) -> None:
     """Refuse memory flags that are too small: ValueError names the flag and what it needs."""
-    page_bytes, slot_bytes = unit_bytes(config, engine.page_size, dtype)
-    least = page_bytes * -(-context // engine.page_size)
+    page_bytes, slot_bytes, input_bytes = unit_bytes(config, engine, dtype)
+    needed = -(-context // engine.page_size)
+    least = needed * page_bytes
+    if engine.group_inputs and engine.group_input_memory is None:
+        whole = engine.input_tail is None
+        both = needed * (page_bytes + input_bytes)
+        least = both if whole else int(least / (1 - TAIL_SHARE)) + input_bytes
     kv, state = engine.kv_memory, engine.state_memory
     enough = kv is None or kv >= least
     require(enough, "kv_memory", kv, f"at least {least} bytes for one request of {context} tokens")
@@ -61,19 +71,43 @@ def size_pools(
     `compressed_bytes` is what one compressed slot takes over all ranks, None for no such pool. The
     pool of pages holds at least one request of the longest context, or it is a ValueError.
     """
-    page_bytes, slot_bytes = unit_bytes(config, engine.page_size, dtype)
+    page_bytes, slot_bytes, input_bytes = unit_bytes(config, engine, dtype)
     free = _free_bytes(mesh)
     left = max(0, free - GPU_WORKSPACE) if free is not None else 0
     kv = engine.kv_memory or (int(left * (1 - STATE_SHARE)) if free is not None else CPU_POOL)
     state = engine.state_memory or (int(left * STATE_SHARE) if free is not None else CPU_POOL)
     check_memory(config, replace(engine, kv_memory=kv, state_memory=state), dtype, context)
-    pages = kv // page_bytes
+    pages, input_pages = split_pages(engine, kv, page_bytes, input_bytes)
     if engine.kv_memory is None:  # four times what all requests can fill is more than enough
         pages = min(pages, 4 * engine.max_running * -(-context // engine.page_size))
+        input_pages = min(pages, input_pages)
     sizes = split_states(engine, state, slot_bytes, compressed_bytes, pages)
+    sizes = replace(sizes, input_pages=input_pages)
     log.info("KV: %d pages of %d tokens, %s", pages, engine.page_size, _gib(pages * page_bytes))
+    if input_pages:
+        log.info("group inputs: %d pages, %s", input_pages, _gib(input_pages * input_bytes))
     _log_states(sizes, slot_bytes, compressed_bytes or 0)
     return sizes
+
+
+def split_pages(
+    engine: EngineConfig, budget: int, page_bytes: int, input_bytes: int
+) -> tuple[int, int]:
+    """KV pages, and pages of group inputs: from a budget of their own, or out of the same one."""
+    if engine.group_inputs is None:
+        return budget // page_bytes, 0
+    if input_bytes == 0:  # the embedding starts the only group
+        return budget // page_bytes, budget // page_bytes
+    if engine.group_input_memory is not None:
+        inputs = engine.group_input_memory // input_bytes
+        expected = f"at least {input_bytes} bytes for one page"
+        require(inputs > 0, "group_input_memory", engine.group_input_memory, expected)
+        return budget // page_bytes, inputs
+    if engine.input_tail is None:
+        pages = budget // (page_bytes + input_bytes)
+        return pages, pages
+    inputs = max(1, int(budget * TAIL_SHARE) // input_bytes)
+    return (budget - inputs * input_bytes) // page_bytes, inputs
 
 
 def split_states(
@@ -101,11 +135,31 @@ def split_states(
     return PoolSizes(pages, native, compressed, watermark)
 
 
-def unit_bytes(config: ModelConfig, page_size: int, dtype: Any) -> tuple[int, int]:
-    """Bytes of one page and of one native slot, over all ranks."""
-    one = cache_specs(config, 1, page_size, 1)
+def unit_bytes(config: ModelConfig, engine: EngineConfig, dtype: Any) -> tuple[int, int, int]:
+    """Bytes of one KV page, of one native slot and of one page of group inputs, over all ranks."""
+    inputs = int(engine.group_inputs is not None)
+    one = cache_specs(config, 1, engine.page_size, 1, inputs, input_dtype(engine))
     page = count_bytes([one.keys, one.values], dtype)
-    return page, count_bytes([one.recurrent, one.conv], dtype)
+    slot = count_bytes([one.recurrent, one.conv], dtype)
+    return page, slot, count_bytes(one.group_inputs, dtype)
+
+
+def input_dtype(engine: EngineConfig) -> Any:
+    """Of the rows of group inputs; None for the model's."""
+    return EIGHT_BIT if engine.group_input_dtype == "fp8" else None
+
+
+def input_policy(engine: EngineConfig, pages: int) -> InputPolicy | None:
+    """Whose group inputs the cache keeps in that many pages."""
+    return InputPolicy(pages, engine.input_tail) if engine.group_inputs else None
+
+
+def host_store(config: ModelConfig, engine: EngineConfig, dtype: Any) -> HostStore | None:
+    """Host memory for pages that leave the device."""
+    if engine.host_memory is None:
+        return None
+    page, _, inputs = unit_bytes(config, engine, dtype)
+    return HostStore(engine.host_memory, engine.page_size, page, inputs)
 
 
 def _log_states(sizes: PoolSizes, slot_bytes: int, compressed_bytes: int) -> None:

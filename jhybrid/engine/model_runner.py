@@ -20,10 +20,11 @@ from jax import Array
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from pallas_kernels import NO_SLOT, Segments
-from pallas_kernels.ragged import or_outside
 
-from ..batch import Caches, DecodeBatch, PrefillBatch
+from ..batch import Caches, DecodeBatch, PrefillBatch, ReplayBatch
+from ..cache.host_store import CHUNK_ROWS, padded_rows
 from ..config import ModelConfig
+from ..models.groups import groups
 from ..models.hybrid import (
     REPLICATED,
     ModelParams,
@@ -35,11 +36,13 @@ from ..models.hybrid import (
     model_partition,
     sharded,
 )
+from ..models.pages import PageKind, copy_pages, pools, put_pages, take_pages
+from ..models.replay import replay
 from ..params import map_specs, partition_specs
 from ..retention.maps import MoveMaps
 from ..retention.movers import CompressedPool, compressed_specs, load, store
 from ..sharding import AXIS, named_sharding
-from .buckets import MOVES, Buckets
+from .buckets import MAX_REPLAYS, MOVES, Buckets
 from .compression import Compression
 from .sampler import (
     RowParams,
@@ -59,6 +62,7 @@ Shape = tuple[int, ...]
 CPU_OPTIONS: dict[str, bool | int | float | str] = {"xla_backend_optimization_level": 1}
 
 LOGPROB_BLOCK = 64  # prompt positions whose logits are in memory at once
+REPLAYED_ROWS = 32768  # tokens times groups that replay at once, to bound the memory they take
 
 
 def _host(x: np.ndarray) -> Any:
@@ -80,6 +84,9 @@ class ModelRunner:
         max_running: int,
         valid_vocab: int,
         dtype: Any,
+        input_pages: int = 0,
+        input_dtype: Any = None,
+        host: bool = False,
         compression: Compression | None = None,
         compressed_slots: int = 0,
     ) -> None:
@@ -97,7 +104,11 @@ class ModelRunner:
                 specs,
             )
 
-        self.caches: Caches = zeros(cache_specs(config, pages, page_size, slots))
+        specs = cache_specs(config, pages, page_size, slots, input_pages, input_dtype)
+        self.caches: Caches = zeros(specs)
+        self.input_dtype = input_dtype
+        inputs: tuple[PageKind, ...] = ("inputs",) if input_pages else ()
+        self._host_kinds: tuple[PageKind, ...] = ("kv", *inputs) if host else ()
         self.compression = compression
         self.compressed: CompressedPool | None = None
         if compression is not None:
@@ -113,7 +124,9 @@ class ModelRunner:
 
     def _build(self) -> None:
         config, mesh, valid = self.config, self.mesh, self.valid_vocab
-        params, caches, whole = model_partition(config), cache_partition(config), REPLICATED
+        keep, dtype = self.caches.group_inputs is not None, self.input_dtype
+        caches = cache_partition(config, group_inputs=keep, input_dtype=dtype)
+        params, whole = model_partition(config), REPLICATED
 
         def prefill(p: ModelParams, c: Caches, batch: PrefillBatch) -> tuple[Array, Array, Caches]:
             hidden, new = forward(p, c, batch, config)
@@ -142,14 +155,12 @@ class ModelRunner:
             out = jax.lax.map(lambda x: token_logprobs(logits(p, x[0], config), x[1], valid), parts)
             return tuple(x.reshape(-1, *x.shape[2:]) for x in out)
 
-        def copy_pages(c: Caches, source: Array, target: Array) -> Caches:
-            def one(pages: Array) -> Array:
-                at = pages.at[or_outside(target, pages.shape[0])]
-                found = pages[jnp.maximum(source, 0)]
-                return at.set(found, mode="drop", unique_indices=True)
-
-            values = None if c.values is None else one(c.values)
-            return replace(c, keys=one(c.keys), values=values)
+        def roll(p: ModelParams, c: Caches, batch: ReplayBatch) -> Caches:
+            every = groups(config)
+            size = max(1, REPLAYED_ROWS // batch.token_ids.shape[0])
+            for start in range(0, len(every), size):
+                c = replay(p, c, batch, config, every[start : start + size])
+            return c
 
         def wrap(
             name: str, fn: Callable[..., Any], ins: Any, outs: Any, donate: int | None
@@ -170,6 +181,20 @@ class ModelRunner:
             wrap(f"draw-{mode.name}", drawn, (params, whole, whole, whole), (whole, whole), 1)
         wrap("prompt_logprobs", prompt_logprobs, (params, whole, whole), whole, None)
         wrap("copy_pages", copy_pages, (caches, whole, whole), caches, 0)
+        if self.caches.group_inputs is not None:
+            wrap("replay", roll, (params, caches, whole), caches, 1)
+        self._rows: dict[PageKind, Any] = {kind: pools(caches, kind) for kind in self._host_kinds}
+        for kind, rows in self._rows.items():
+            take = functools.partial(take_pages, kind=kind)
+            wrap(f"take-{kind}", lambda c, at, f=take: f(c, pages=at), (caches, whole), rows, None)
+            put = functools.partial(put_pages, kind=kind)
+            wrap(
+                f"put-{kind}",
+                lambda c, new, at, f=put: f(c, rows=new, pages=at),
+                (caches, rows, whole),
+                caches,
+                0,
+            )
         if self.compression is not None:
             by_rank = jax.tree.map(lambda _: PartitionSpec(AXIS), self._maps)
             pool = self._compressed_partition
@@ -220,12 +245,20 @@ class ModelRunner:
         """Log-probabilities of `targets` [T] under hidden rows [T, D], and the best ones."""
         return self._call("prompt_logprobs", targets.shape, self.params, hidden, targets)
 
-    def copy_pages(self, copies: list[tuple[int, int]]) -> None:
-        """Copy whole pages (source, target); no page is both a source and a target."""
+    def replay(self, batch: ReplayBatch) -> None:
+        """Roll states forward over group inputs."""
+        size = batch.token_ids.shape
+        self.caches = self._call("replay", size, self.params, self.caches, batch)
+
+    def copy_pages(
+        self, copies: list[tuple[int, int]], input_copies: list[tuple[int, int]]
+    ) -> None:
+        """Copy whole pages (source, target), of KV and of group inputs, not more of these than of
+        those; no page is both a source and a target."""
         width = self.buckets.decode[-1]
         for start in range(0, len(copies), width):
-            pairs = _pairs(copies[start : start + width], width)
-            self.caches = self._call("copy_pages", (), self.caches, *pairs)
+            kv, inputs = (_pairs(c[start : start + width], width) for c in (copies, input_copies))
+            self.caches = self._call("copy_pages", (), self.caches, kv, inputs)
 
     def store_states(self, moves: list[tuple[int, int]]) -> Array:
         """Pack native slots into compressed ones, at most MOVES pairs (native, compressed); the
@@ -242,11 +275,36 @@ class ModelRunner:
             pairs = _pairs(moves[start : start + MOVES], MOVES)
             self.caches = self._call(name, (), self.caches, self.compressed, self._maps, *pairs)
 
+    def take_pages(self, kind: PageKind, pages: list[int]) -> Any:
+        """Copies of pages, padded to a chunk's rows, on their way to pinned host memory."""
+        at = np.full(padded_rows(len(pages)), -1, np.int32)
+        at[: len(pages)] = pages
+        rows = self._call(f"take-{kind}", at.shape, self.caches, at)
+        return jax.device_put(rows, self._placed(kind, "pinned_host"))
+
+    def to_device(self, kind: PageKind, rows: Any) -> Any:
+        """What `take_pages` gave, on its way back."""
+        return jax.device_put(rows, self._placed(kind, "device"))
+
+    def put_pages(self, kind: PageKind, rows: Any, pages: np.ndarray) -> None:
+        """Rows on the device into pages of the pools, -1: nowhere."""
+        self.caches = self._call(f"put-{kind}", pages.shape, self.caches, rows, pages)
+
+    def _placed(self, kind: PageKind, memory: str) -> Any:
+        def one(spec: PartitionSpec) -> NamedSharding:
+            return NamedSharding(self.mesh, spec, memory_kind=memory)
+
+        return jax.tree.map(one, self._rows[kind], is_leaf=lambda x: isinstance(x, PartitionSpec))
+
     def set_row(self, row: int, values: RowParams) -> None:
         self.rows = self._call("set_row", (), self.rows, np.int32(row), values)
 
     def set_seen(self, row: int, in_prompt: np.ndarray, counts: np.ndarray) -> None:
         self.rows = self._call("set_seen", (), self.rows, np.int32(row), in_prompt, counts)
+
+    def wait(self) -> None:
+        """Until the device has done all that was dispatched to the caches."""
+        jax.block_until_ready(self.caches)
 
     @property
     def vocab(self) -> int:
@@ -262,6 +320,8 @@ class ModelRunner:
         }
         if self.compressed is not None:
             sizes["compressed_slots"] = sum(x.nbytes for x in jax.tree.leaves(self.compressed))
+        if c.group_inputs is not None:
+            sizes["group_inputs"] = sum(x.nbytes for x in jax.tree.leaves(c.group_inputs))
         return sizes
 
     def compilations(self) -> int:
@@ -290,6 +350,9 @@ class ModelRunner:
             for sequences in b.prefill_sequences:
                 batch = self.empty_prefill(tokens, sequences)
                 yield "prefill", (tokens, sequences), (params, caches, batch)
+        if caches.group_inputs is not None:
+            for tokens in b.prefill_tokens:
+                yield "replay", (tokens,), (params, caches, self.empty_replay(tokens))
         last_token = rows.params.last_token
         for size in b.decode:
             padding = np.full(size, -1, np.int32)
@@ -304,7 +367,19 @@ class ModelRunner:
             yield "prompt_logprobs", (tokens,), (params, self.hidden_shape(tokens), targets)
         row = jax.tree.map(lambda x: np.zeros(x.shape[1:], x.dtype), rows)
         pairs, zero = np.full(b.decode[-1], -1, np.int32), np.int32(0)
-        yield "copy_pages", (), (caches, pairs, pairs)
+        yield "copy_pages", (), (caches, (pairs, pairs), (pairs, pairs))
+        for kind in self._host_kinds:
+            for size in CHUNK_ROWS:
+                at = np.full(size, -1, np.int32)
+                rows_of = jax.tree.map(
+                    lambda pool, place, n=size: jax.ShapeDtypeStruct(
+                        (n, *pool.shape[1:]), pool.dtype, sharding=place
+                    ),
+                    pools(caches, kind),
+                    self._placed(kind, "device"),
+                )
+                yield f"take-{kind}", (size,), (caches, at)
+                yield f"put-{kind}", (size,), (caches, rows_of, at)
         if self.compressed is not None:
             moves = (caches, self.compressed, self._maps, *_pairs([], MOVES))
             for name in ("store_states", "load_states-zero", "load_states-keep"):
@@ -333,7 +408,22 @@ class ModelRunner:
                 _host(np.full(segments, NO_SLOT, np.int32)),
                 _host(np.full(segments, NO_SLOT, np.int32)),
             ),
+            input_slots=self._no_input_slots(tokens),
         )
+
+    def empty_replay(self, tokens: int) -> ReplayBatch:
+        return ReplayBatch(
+            token_ids=_host(np.zeros(tokens, np.int32)),
+            input_slots=_host(np.full(tokens, -1, np.int32)),
+            segments=Segments(
+                _host(np.zeros(MAX_REPLAYS + 1, np.int32)),
+                _host(np.full(MAX_REPLAYS, NO_SLOT, np.int32)),
+                _host(np.full(MAX_REPLAYS, NO_SLOT, np.int32)),
+            ),
+        )
+
+    def _no_input_slots(self, size: int) -> Any:
+        return None if self.caches.group_inputs is None else np.full(size, -1, np.int32)
 
     def empty_decode(self, size: int) -> DecodeBatch:
         return DecodeBatch(
@@ -342,6 +432,7 @@ class ModelRunner:
             kv_slots=_host(np.full(size, -1, np.int32)),
             page_table=_host(np.full((size, self.buckets.pages), -1, np.int32)),
             state_slots=_host(np.full(size, NO_SLOT, np.int32)),
+            input_slots=self._no_input_slots(size),
         )
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from ..cache.admission import Admission
 from ..cache.cache_manager import CacheManager
-from .recovery import STRICT, Move, choose
+from .recovery import STRICT, Move, ReplayRules, choose
 from .sequence import Sequence
 
 
@@ -34,19 +34,33 @@ class Piece:
     replays: bool = False
 
 
+@dataclass(frozen=True)
+class Replay:
+    """Group inputs of tokens [start, end) that take the state in `load_slot` (-1: zeros) to the
+    sequence's own slot."""
+
+    sequence: Sequence
+    start: int
+    end: int
+    load_slot: int
+
+
 @dataclass
 class Plan:
-    """A step. `restores` and `page_copies` are done before it runs, `late_restores` after."""
+    """A step. `restores` and copies of pages are done before it runs, `late_restores` after;
+    `replays` come before `pieces`."""
 
     pieces: list[Piece] = field(default_factory=list)
     decode: list[Sequence] = field(default_factory=list)
     admitted: list[Sequence] = field(default_factory=list)
     page_copies: list[tuple[int, int]] = field(default_factory=list)
+    input_copies: list[tuple[int, int]] = field(default_factory=list)
+    replays: list[Replay] = field(default_factory=list)
     restores: list[Move] = field(default_factory=list)
     late_restores: list[Move] = field(default_factory=list)
 
     def __bool__(self) -> bool:
-        return bool(self.pieces or self.decode)
+        return bool(self.pieces or self.decode or self.replays or self.admitted)
 
 
 class Scheduler:
@@ -59,17 +73,26 @@ class Scheduler:
         max_prefill_sequences: int,
         caching: bool,
         replay_window: int = 0,
+        max_replays: int = 1,
+        exact_inputs: bool = True,
     ) -> None:
-        """`replay_window`: tokens that a refresh runs at most."""
+        """`replay_window`: tokens that a refresh runs at most. `max_replays`: sequences that replay
+        group inputs in one step. `exact_inputs`: those are kept as they were computed."""
         self.cache = cache
         self.max_prefill_tokens = max_prefill_tokens
         self.max_prefill_sequences = max_prefill_sequences
         self.caching = caching
-        self.replay_window = replay_window
+        self.replay_window, self.max_replays = replay_window, max_replays
+        self.exact_inputs = exact_inputs
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []  # in order of admission
         self.preemptions = 0
         self._free_rows = list(range(max_running))[::-1]
+
+    @property
+    def decoding(self) -> bool:
+        """Whether some request is past its prompt."""
+        return any(s.pending or s.generated for s in self.running)
 
     def schedule(self) -> Plan:
         plan = Plan()
@@ -81,8 +104,19 @@ class Scheduler:
         plan.decode = [s for s in plan.decode if s.lease is not None]
         budget = self.max_prefill_tokens
         for sequence in self._to_prefill(plan):
+            if not (sequence.spans or sequence.kv_arrived):
+                continue
             if budget == 0 or len(plan.pieces) == self.max_prefill_sequences:
                 break
+            if sequence.spans:
+                if len(plan.replays) == self.max_replays:
+                    break
+                budget -= self._replay(sequence, budget, plan)
+                waits = sequence.restore_after is not None or not sequence.kv_arrived
+                if sequence.spans or waits:
+                    continue
+                if budget == 0:
+                    break
             piece = self._piece(sequence, budget)
             plan.pieces.append(piece)
             if piece.replays and piece.end == sequence.replay_until:
@@ -116,15 +150,32 @@ class Scheduler:
         self.waiting.popleft()
         self.running.append(sequence)
         sequence.lease, sequence.row = lease, self._free_rows.pop()
-        recovery = choose(sequence.recovery, lease, self.replay_window)
+        rules = ReplayRules(sequence.replay_ratio, self.cache.inputs_kept, self.exact_inputs)
+        recovery = choose(sequence.recovery, lease, self.replay_window, rules)
         sequence.start(recovery)
+        sequence.kv_arrived = not lease.loads
+        lease.exact = lease.exact and recovery.exact
         if sequence.usage is None:  # coming back after a preemption does not change the answer
             sequence.usage = recovery.usage
         plan.admitted.append(sequence)
         plan.page_copies += lease.page_copies
-        if recovery.restore is not None and not recovery.replay:
+        plan.input_copies += lease.input_copies
+        if recovery.restore is not None and not (recovery.replay or recovery.restore_after):
             plan.restores.append(recovery.restore)
         return True
+
+    def _replay(self, sequence: Sequence, budget: int, plan: Plan) -> int:
+        """Plans as much of the sequence's next span as the budget allows; returns its length."""
+        assert sequence.lease is not None
+        (start, end), *rest = sequence.spans
+        stop = min(end, start + budget)
+        plan.replays.append(Replay(sequence, start, stop, sequence.load_slot))
+        sequence.spans = [(stop, end), *rest] if stop < end else rest
+        sequence.load_slot = sequence.lease.slot
+        if stop == sequence.restore_after:
+            assert sequence.restore is not None
+            plan.late_restores.append(sequence.restore)
+        return stop - start
 
     def _piece(self, sequence: Sequence, budget: int) -> Piece:
         lease = sequence.lease
@@ -178,7 +229,11 @@ class Scheduler:
         lease = sequence.lease
         assert lease is not None
         keep = self.caching and not sequence.inexact
-        self.cache.finish(lease, sequence.prefix(sequence.dispatched), donate=keep)
+        done = sequence.dispatched
+        if not sequence.kv_arrived:  # what is still on its way is nowhere yet
+            done = min(done, lease.shared)
+            sequence.kv_arrived = True
+        self.cache.finish(lease, sequence.prefix(done), donate=keep)
         self._free_rows.append(sequence.row)
         self.running.remove(sequence)
         sequence.lease, sequence.row, sequence.dispatched = None, -1, 0
@@ -186,8 +241,18 @@ class Scheduler:
     def dispatched(self, plan: Plan) -> None:
         """The step is on its way: advance, and let the tree know what will be there."""
         for sequence in plan.admitted:
-            if sequence.restore is not None and sequence.replay_until is None:
+            waits = sequence.replay_until is not None or sequence.restore_after is not None
+            if sequence.restore is not None and not waits:
                 self._restored(sequence)
+        for replay in plan.replays:
+            sequence, lease = replay.sequence, replay.sequence.lease
+            assert lease is not None
+            if replay.end == sequence.restore_after:
+                self._restored(sequence)
+                continue
+            lease.set_state_depth(replay.end)
+            if sequence.restore is None:
+                self.cache.release_source(lease)
         for piece in plan.pieces:
             sequence, lease = piece.sequence, piece.sequence.lease
             assert lease is not None
@@ -217,7 +282,7 @@ class Scheduler:
         assert lease is not None
         lease.set_state_depth(lease.restored)
         self.cache.release_source(lease)
-        sequence.restore = sequence.replay_until = None
+        sequence.restore = sequence.replay_until = sequence.restore_after = None
 
     def finish(self, sequence: Sequence) -> None:
         """Finished or aborted, wherever it is."""

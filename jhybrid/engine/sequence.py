@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from ..cache.admission import Admission
 from .metrics import RequestClock
-from .recovery import Move, Recovery
+from .recovery import Move, Recovery, Span
 from .request import PrefixCacheUsage, RecoveryName, Request, SamplingParams
 from .text_stream import TextStream
 
@@ -32,6 +32,7 @@ class Sequence:
     recovery: RecoveryName
     limit: int
     seed: int
+    replay_ratio: float = 0.0
     tokens: list[int] = field(default_factory=list)
     dispatched: int = 0
     pending: int = 0
@@ -41,6 +42,9 @@ class Sequence:
     load_slot: int = -1  # where the next piece reads its state; -1: zeros
     restore: Move | None = None  # of a compressed state, not dispatched yet
     replay_until: int | None = None  # the depth up to which tokens only refresh what it omits
+    spans: list[Span] = field(default_factory=list)  # group inputs not planned to be replayed yet
+    kv_arrived: bool = True  # no KV of it is on its way from host memory
+    restore_after: int | None = None  # the depth at which a replay is to be restored over
     finished: bool = False
     inexact: bool = False  # nothing computed here may be cached
     usage: PrefixCacheUsage | None = None
@@ -57,6 +61,8 @@ class Sequence:
         self.restore = recovery.restore
         end = recovery.start + recovery.replay
         self.replay_until = end if recovery.replay else None
+        self.spans = list(recovery.spans)
+        self.restore_after = recovery.spans[0][1] if recovery.restore_after else None
         self.inexact = not recovery.cacheable
 
     def prefix(self, length: int) -> NDArray[np.int32]:

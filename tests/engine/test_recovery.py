@@ -59,9 +59,8 @@ def engine_for(kind: str, name: str, **flags: Any) -> Engine:
         return tiny_engine(MODELS[kind], **sizes, **flags)
     recovery = flags.pop("recovery", "dasc-nr")
     plan = plan_of(kind, name)
-    return tiny_engine(
-        MODELS[kind], **sizes, recovery=recovery, w_max=W_MAX[kind], plan=plan, **flags
-    )
+    flags = {"recovery": recovery, "w_max": W_MAX[kind], "group_inputs": "all", **flags}
+    return tiny_engine(MODELS[kind], **sizes, plan=plan, **flags)
 
 
 @dataclass
@@ -149,7 +148,7 @@ def stored(engine: Engine) -> list[np.ndarray]:
 @pytest.mark.parametrize("kind", MODELS)
 def test_a_full_plan_is_the_dense_state(kind: str) -> None:
     engine, dense = engine_for(kind, "full"), dense_state(kind)
-    for recovery in ("dasc-nr", "dasc-wr", "dense"):  # nothing omitted: nothing to refresh
+    for recovery in ("dasc-nr", "dasc-wr", "anchored", "dense"):  # nothing to refresh
         prime(engine)
         found = hit(engine, recovery)
         np.testing.assert_array_equal(found.state.recurrent, dense.recurrent)
@@ -170,7 +169,7 @@ def test_an_empty_plan_restores_windows_only(kind: str) -> None:
     assert found.usage.recovery == "dasc-nr"
 
 
-@pytest.mark.parametrize("recovery", ["dasc-nr", "dasc-wr"])
+@pytest.mark.parametrize("recovery", ["dasc-nr", "dasc-wr", "anchored"])
 @pytest.mark.parametrize("kind", MODELS)
 def test_kept_units_and_windows_are_exact_and_what_is_stored_stays(
     kind: str, recovery: str
@@ -196,14 +195,15 @@ def test_kept_units_and_windows_are_exact_and_what_is_stored_stays(
     assert usage.restored_tokens == usage.cached_tokens == len(PROMPT)
 
 
+@pytest.mark.parametrize("recovery", ["dasc-wr", "anchored"])
 @pytest.mark.parametrize("kind", MODELS)
-def test_a_refresh_of_the_whole_prefix_is_a_cold_prefill(kind: str) -> None:
+def test_a_refresh_of_the_whole_prefix_is_a_cold_prefill(kind: str, recovery: str) -> None:
     engine = engine_for(kind, "some")
     prime(engine)
     window = engine.scheduler.replay_window
     engine.scheduler.replay_window = 4 * len(PROMPT)
     try:
-        found = hit(engine, "dasc-wr")
+        found = hit(engine, recovery)
     finally:
         engine.scheduler.replay_window = window
     assert found.usage.replayed_tokens == len(PROMPT)  # capped by the prefix

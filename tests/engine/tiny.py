@@ -19,6 +19,7 @@ from jhybrid.engine.buckets import make_buckets
 from jhybrid.engine.compression import apply_plan, compress
 from jhybrid.engine.config import EngineConfig
 from jhybrid.engine.engine import Engine
+from jhybrid.engine.memory import host_store, input_dtype, input_policy
 from jhybrid.engine.model_runner import ModelRunner
 from jhybrid.engine.request import Request, RequestUpdate, SamplingParams
 from jhybrid.models.hybrid import (
@@ -115,6 +116,7 @@ def engine_of(
     slots: int = 64,
     compressed_slots: int = 64,
     watermark: int = 0,
+    input_pages: int | None = None,
     plan: RetentionPlan | None = None,
     eos: frozenset[int] = frozenset(),
     valid_vocab: int = VALID,
@@ -157,6 +159,9 @@ def engine_of(
         dtype=dtype,
         compression=compression,
         compressed_slots=compressed_slots,
+        input_pages=input_pages or pages if config.group_inputs else 0,
+        input_dtype=input_dtype(config),
+        host=config.host_memory is not None,
     )
     cache = CacheManager(
         pages,
@@ -166,6 +171,8 @@ def engine_of(
         compressed_slots=compressed_slots if compression else 0,
         lossless=compression is not None and compression.lossless,
         watermark=watermark,
+        inputs=input_policy(config, input_pages or pages),
+        host=host_store(model, config, dtype),
     )
     return Engine(
         runner,
