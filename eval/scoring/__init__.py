@@ -1,0 +1,1 @@
+"""Scores of one prediction, from 0 to 1, as each benchmark defines them."""
