@@ -72,6 +72,7 @@ class Encoder:
     def __init__(self, tokenizer: Any, *, chat: bool = False) -> None:
         self._tokenizer = tokenizer
         self._before, self._after = "", ""
+        self._last: tuple[str, list[int]] = ("", [])  # many questions follow one long context
         self._start: list[int] = [] if chat else list(tokenizer.encode(""))
         if chat:
             message = [{"role": "user", "content": _MARK}]
@@ -91,7 +92,10 @@ class Encoder:
         return self._tokenizer.decode(list(ids), skip_special_tokens=True)
 
     def parts(self, draft: Draft) -> tuple[list[int], list[int], list[int]]:
-        context = self._start + self.ids(self._before + draft.context)
+        text = self._before + draft.context
+        if text != self._last[0]:
+            self._last = text, self.ids(text)
+        context = self._start + self._last[1]
         return context, self.ids(draft.question + self._after), self.ids(draft.answer_prefix)
 
     def length(self, draft: Draft) -> int:

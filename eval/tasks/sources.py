@@ -114,7 +114,7 @@ def read_records(path: Path) -> list[dict[str, Any]]:
 
 
 def _lines(path: Path, text: str) -> Iterator[dict[str, Any]]:
-    for number, line in enumerate(text.splitlines(), start=1):
+    for number, line in enumerate(text.split("\n"), start=1):
         if line.strip():
             try:
                 yield json.loads(line)
