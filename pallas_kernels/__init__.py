@@ -10,20 +10,26 @@ from .gated_delta_rule import (
 from .grouped_matmul import grouped_matmul
 from .paged_attention import decode_paged_attention, ragged_paged_attention, write_pages
 from .ragged import CONTINUE, NO_SLOT, Segments
+from .ragged_pack import PackedStates, copy_rows, pack_states, row_positions, unpack_states
 
 __all__ = [
     "CONTINUE",
     "NO_SLOT",
+    "PackedStates",
     "Segments",
     "chunk_gated_delta_rule",
+    "copy_rows",
     "decode_causal_conv1d",
     "decode_gated_delta_rule",
     "decode_paged_attention",
     "dense_causal_conv1d",
     "grouped_matmul",
+    "pack_states",
     "ragged_causal_conv1d",
     "ragged_gated_delta_rule",
     "ragged_paged_attention",
     "recurrent_gated_delta_rule",
+    "row_positions",
+    "unpack_states",
     "write_pages",
 ]
