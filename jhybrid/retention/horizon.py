@@ -20,7 +20,9 @@ import numpy as np
 from jaxtyping import Float
 
 from ..config import LinearAttentionConfig, ModelConfig, require
+from ..horizons import DecayBias
 from ..models.hybrid import ModelParams
+from ..params import ParamSpec
 from ..weights import named
 
 EPSILON = 1e-3
@@ -49,6 +51,11 @@ class Horizons:
     def decay(self) -> Float[np.ndarray, "Ll H U"]:
         """One-step static decay alpha_s = exp(g_s)."""
         return np.exp(math.log(self.epsilon) / self.values)
+
+
+def is_decay(spec: ParamSpec) -> bool:
+    """Whether a parameter is one of `decay_names`, for random weights of which no others exist."""
+    return spec.init in ("decay_scale", "decay_bias") or isinstance(spec.init, DecayBias)
 
 
 def decay_names(config: ModelConfig) -> list[str]:

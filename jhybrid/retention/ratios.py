@@ -85,7 +85,8 @@ class Ratios:
     layout_gain: float  # R_max / mean r_l
     checkpoint_ragged: float  # C_ckpt^rag
     checkpoint_padded: float
-    checkpoint_int8: float  # ragged, kept rows in int8
+    temporal_int8: float  # ragged, kept rows in int8
+    checkpoint_int8: float
     int8_alone_temporal: float  # every unit kept, temporal state only
     int8_alone_checkpoint: float
     placements: tuple[Placed, ...]
@@ -104,6 +105,7 @@ def plan_ratios(
         return _ratio(dense.temporal, slot.temporal), _ratio(dense.total, slot.total)
 
     (temporal_ragged, ragged), (temporal_padded, padded) = gain("ragged"), gain("padded")
+    temporal_int8, checkpoint_int8 = gain("ragged", "int8")
     return Ratios(
         units=plan.keep.size,
         kept=int(counts.sum()),
@@ -114,7 +116,8 @@ def plan_ratios(
         layout_gain=float(counts.max() / counts.mean()) if counts.any() else 1.0,
         checkpoint_ragged=ragged,
         checkpoint_padded=padded,
-        checkpoint_int8=gain("ragged", "int8")[1],
+        temporal_int8=temporal_int8,
+        checkpoint_int8=checkpoint_int8,
         int8_alone_temporal=_ratio(dense.temporal, quantized.temporal),
         int8_alone_checkpoint=_ratio(dense.total, quantized.total),
         placements=tuple(_placed(plan, config, tp, kind, itemsize) for kind in PLACEMENTS),

@@ -6,6 +6,8 @@ E times the work, a transposed copy of all weights, and sums whose order depends
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import jax.numpy as jnp
 from jax import Array, lax
 from jax.typing import DTypeLike
@@ -16,20 +18,25 @@ from ..ragged import make_tiles, owner
 SMALLEST_TILE, LARGEST_TILE = 8, 64
 TILES_AT_ONCE = 16  # bounds the copies of weights that are alive
 
+Combine = Callable[[Array, Array], Array]
+
 
 def grouped_matmul(
-    x: Float[Array, "M K"], w: Float[Array, "E N K"], group_sizes: Int32[Array, " E"]
-) -> Float[Array, "M N"]:
-    """y[i] = w[group of row i] x[i], in float32 (float64 for float64 inputs).
-
-    The first group_sizes[0] rows belong to group 0, and so on; rows past the last group give
-    zeros. A row's result does not depend on the other rows.
-    """
+    x: Float[Array, "T K"],
+    w: Float[Array, "E N K"],
+    group_sizes: Int32[Array, " E"],
+    *,
+    rows: Int32[Array, " M"] | None = None,
+    combine: Combine | None = None,
+    dtype: DTypeLike | None = None,
+) -> Float[Array, "M Nc"]:
     cu = jnp.concatenate([jnp.zeros(1, jnp.int32), jnp.cumsum(group_sizes, dtype=jnp.int32)])
-    rows, groups = x.shape[0], w.shape[0]
-    y = _each_row(x, w, cu) if rows <= groups else _tiled(x, w, cu)
-    inside = jnp.arange(rows, dtype=jnp.int32) < cu[-1]
-    return jnp.where(inside[:, None], y, 0)
+    x = x if rows is None else x[rows]
+    y = _each_row(x, w, cu) if x.shape[0] <= w.shape[0] else _tiled(x, w, cu)
+    if combine is not None:
+        y = combine(*jnp.split(y, 2, axis=1))
+    inside = jnp.arange(x.shape[0], dtype=jnp.int32) < cu[-1]
+    return jnp.where(inside[:, None], y, 0).astype(y.dtype if dtype is None else dtype)
 
 
 def _each_row(x: Array, w: Array, cu: Array) -> Array:

@@ -8,11 +8,13 @@ filling its list up to the longest rank's.
 
 from __future__ import annotations
 
+from typing import Any
+
 from jax import Array
 from jaxtyping import Float32, Int32
 
-from ..triton import Implementation
-from . import reference
+from ..triton import Implementation, use_pallas
+from . import kernel, reference
 from .reference import Omitted, PackedStates
 
 
@@ -29,6 +31,8 @@ def pack_states(
     """Row r of slot target[b] of `packed` becomes row rows[r] of slot source[b] of `pool`,
     rows numbered over [L, H, K]. A row -1 is padding: zeros."""
     _check(pool, packed, rows)
+    if _choose(implementation, packed):
+        return kernel.pack_states(pool, packed, rows, source, target, interpret=interpret)
     return reference.pack_states(pool, packed, rows, source, target)
 
 
@@ -52,9 +56,11 @@ def unpack_states(
     if omitted not in ("zero", "keep"):
         raise ValueError(f"omitted is {omitted!r}; expected 'zero' or 'keep'")
     _check(pool, packed, rows)
-    return reference.unpack_states(
-        packed, pool, rows, source, target, omitted=omitted, positions=positions
-    )
+    options: dict[str, Any] = {"omitted": omitted, "positions": positions}
+    if _choose(implementation, packed):
+        options["interpret"] = interpret
+        return kernel.unpack_states(packed, pool, rows, source, target, **options)
+    return reference.unpack_states(packed, pool, rows, source, target, **options)
 
 
 def copy_rows(
@@ -67,7 +73,22 @@ def copy_rows(
     interpret: bool = False,
 ) -> Float32[Array, "S L H K V"]:
     """The given rows (-1: none) of slots source[b] copied to the same rows of slots target[b]."""
+    if use_pallas(implementation) and rows.size and source.size:
+        return kernel.copy_rows(pool, rows, source, target, interpret=interpret)
     return reference.copy_rows(pool, rows, source, target)
+
+
+def _choose(implementation: Implementation | None, packed: PackedStates) -> bool:
+    """True for Pallas; nothing kept leaves a kernel nothing to read."""
+    if not use_pallas(implementation) or packed.values.size == 0:
+        return False
+    covered = kernel.supported(packed)
+    if not covered and implementation == "pallas":
+        raise NotImplementedError(
+            f"packed.values is int8 {packed.values.shape}, {packed.values.size / 2**30:.1f} GiB; "
+            "the kernels take up to 2 GiB, or over 4"
+        )
+    return covered
 
 
 def _check(pool: Array, packed: PackedStates, rows: Array) -> None:

@@ -50,6 +50,8 @@ def _gather(x: Array, slots: Array, index: Array) -> Array:
 
     Behind a barrier, as in `gather_slots`: x may be the pool that is written next.
     """
+    if x.shape[1] == 0:  # nothing is kept
+        return jnp.zeros((slots.shape[0], index.shape[0], *x.shape[2:]), x.dtype)
     found = x[jnp.maximum(slots, 0)[:, None], jnp.maximum(index, 0)]
     keep = (index >= 0).reshape((1, -1) + (1,) * (found.ndim - 2))
     return jnp.where(keep, lax.optimization_barrier(found), jnp.zeros((), x.dtype))

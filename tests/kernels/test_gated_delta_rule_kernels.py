@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 from collections.abc import Callable
 from dataclasses import replace
@@ -21,6 +20,7 @@ from pallas_kernels.gated_delta_rule.tuning import PrefillTuning
 
 from ..assertions import assert_close
 from . import oracle
+from .lowering import TRITON_CALL, lower_for_cuda
 from .test_gated_delta_rule import (
     BF16_BOUND,
     F32_BOUND,
@@ -123,17 +123,6 @@ def test_decode_of_unequal_dims(shape: tuple[int, int], per_channel: bool) -> No
     assert_close("state", after[1, 0], state, F32_BOUND)
 
 
-def lower_for_cuda(function: Callable[..., Any], *avals: Any) -> str:
-    """Lowered on a machine without a GPU; from jax 0.11 the device must be named."""
-    context: Any = contextlib.nullcontext()
-    if tuple(map(int, jax.__version__.split(".")[:2])) >= (0, 11):
-        device = jax.sharding.AbstractDevice("NVIDIA H200", 1, "cuda")
-        mesh = jax.sharding.AbstractMesh((), (), abstract_device=device)
-        context = jax.sharding.use_abstract_mesh(mesh)
-    with context:
-        return jax.jit(function).trace(*avals).lower(lowering_platforms=("cuda",)).as_text()
-
-
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16], ids=["f32", "bf16"])
 @pytest.mark.parametrize("shape", HEAD_SHAPES.values(), ids=list(HEAD_SHAPES))
 def test_lowers_for_cuda(shape: HeadShape, dtype: Any) -> None:
@@ -143,10 +132,10 @@ def test_lowers_for_cuda(shape: HeadShape, dtype: Any) -> None:
     text = lower_for_cuda(
         ragged, *shape.inputs(1000, dtype), shape.pool(9, 2), layer, segments_shape(4)
     )
-    assert text.count("__gpu$xla.gpu.triton") == 2
+    assert text.count(TRITON_CALL) == 2
     slots = jax.ShapeDtypeStruct((32,), jnp.int32)
     text = lower_for_cuda(step, *shape.inputs(32, dtype), shape.pool(33, 2), layer, slots)
-    assert text.count("__gpu$xla.gpu.triton") == 1
+    assert text.count(TRITON_CALL) == 1
 
 
 def test_uncovered_shapes_are_refused_by_name() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -10,6 +12,11 @@ import numpy as np
 import pytest
 
 from pallas_kernels import grouped_matmul
+from pallas_kernels.grouped_matmul import kernel
+from pallas_kernels.grouped_matmul.tuning import MatmulTuning
+
+from ..assertions import assert_close
+from .lowering import TRITON_CALL, lower_for_cuda
 
 RAGGED = {
     "one_row": [0, 1, 0],
@@ -23,7 +30,19 @@ RAGGED = {
 }
 
 
-def inputs(sizes: list[int], rows: int, n: int = 11, k: int = 19) -> tuple[Any, ...]:
+IMPLEMENTATIONS = ("xla", "pallas")
+
+
+def compiled(implementation: str, **options: Any) -> Callable[..., Any]:
+    options |= {"implementation": implementation, "interpret": implementation == "pallas"}
+    return jax.jit(functools.partial(grouped_matmul, **options))
+
+
+def swiglu(gate: Any, up: Any) -> Any:
+    return jax.nn.silu(gate) * up
+
+
+def inputs(sizes: list[int], rows: int, n: int = 32, k: int = 48) -> tuple[Any, ...]:
     rng = np.random.default_rng(len(sizes))
     x, w = rng.standard_normal((rows, k)), rng.standard_normal((len(sizes), n, k))
     return x.astype(np.float32), w.astype(np.float32), np.array(sizes, np.int32)
@@ -37,21 +56,46 @@ def oracle(x: np.ndarray, w: np.ndarray, sizes: np.ndarray) -> np.ndarray:
     return y
 
 
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize("past", [0, 5], ids=["exact", "rows_past_the_groups"])
 @pytest.mark.parametrize("name", RAGGED)
-def test_matches_one_product_per_row(name: str, past: int) -> None:
+def test_matches_one_product_per_row(name: str, past: int, implementation: str) -> None:
     x, w, sizes = inputs(RAGGED[name], sum(RAGGED[name]) + past + (name == "none"))
     x[sizes.sum() :] = np.nan  # such rows are not read into any result
-    found = np.asarray(jax.jit(grouped_matmul)(x, w, sizes))
-    np.testing.assert_allclose(found, oracle(x, w, sizes), rtol=0, atol=2e-5)
+    found = np.asarray(compiled(implementation)(x, w, sizes))
+    np.testing.assert_allclose(found, oracle(x, w, sizes), rtol=0, atol=4e-5)
 
 
+def test_any_widths_in_xla() -> None:
+    x, w, sizes = inputs([9, 0, 23], 32, n=11, k=19)
+    found = np.asarray(compiled("xla")(x, w, sizes))
+    np.testing.assert_allclose(found, oracle(x, w, sizes), rtol=0, atol=4e-5)
+    with pytest.raises(NotImplementedError, match=r"w \(3, 11, 19\) float32: .* multiples of 16"):
+        grouped_matmul(x, w, sizes, implementation="pallas", interpret=True)
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+@pytest.mark.parametrize("sizes", [[1, 0, 2, 0, 0], [40, 0, 7, 70, 1]], ids=["few", "many"])
+def test_gathers_rows_and_combines_halves(sizes: list[int], implementation: str) -> None:
+    """The first half of the outputs gates the second; each input row is used more than once."""
+    x, w, group_sizes = inputs(sizes, 13, n=64)
+    rows = np.random.default_rng(1).integers(0, 13, sum(sizes)).astype(np.int32)
+    op = compiled(implementation, combine=swiglu, dtype=jnp.bfloat16)
+    found = op(x, w, group_sizes, rows=rows)
+    assert found.dtype == jnp.bfloat16
+    both = oracle(x[rows], w, group_sizes)
+    gate, up = both[:, :32], both[:, 32:]
+    expected = gate / (1 + np.exp(-gate)) * up
+    assert_close("y", np.asarray(found.astype(jnp.float32)), expected, 3e-3)
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize("rows", [6, 200], ids=["few", "many"])
-def test_a_row_does_not_depend_on_the_others(rows: int) -> None:
+def test_a_row_does_not_depend_on_the_others(rows: int, implementation: str) -> None:
     """The same row among other rows and other group sizes, same static shape."""
     rng = np.random.default_rng(0)
     x, w, _ = inputs([0] * 6, rows)
-    op = jax.jit(grouped_matmul)
+    op = compiled(implementation)
     seen = []
     for _ in range(5):
         sizes = rng.multinomial(rows - 1, np.ones(6) / 6).astype(np.int32)
@@ -64,20 +108,57 @@ def test_a_row_does_not_depend_on_the_others(rows: int) -> None:
         np.testing.assert_allclose(row, seen[0], rtol=0, atol=1e-6)
 
 
-def test_unchosen_groups_are_not_read() -> None:
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_unchosen_groups_are_not_read(implementation: str) -> None:
     x, w, sizes = inputs([0, 2, 0, 1, 0, 0], 3)
     w[[0, 2, 4, 5]] = np.nan
-    assert np.isfinite(np.asarray(grouped_matmul(x, w, sizes))).all()
+    assert np.isfinite(np.asarray(compiled(implementation)(x, w, sizes))).all()
 
 
-def test_accumulates_bfloat16_in_float32() -> None:
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_accumulates_bfloat16_in_float32(implementation: str) -> None:
     for rows in (4, 300):
         x, w, sizes = inputs([rows, 0, 0, 0, 0], rows, k=512)
         a, b = jnp.asarray(x, jnp.bfloat16), jnp.asarray(w, jnp.bfloat16)
-        found = grouped_matmul(a, b, jnp.asarray(sizes))
+        found = compiled(implementation)(a, b, jnp.asarray(sizes))
         assert found.dtype == jnp.float32
         expected = oracle(np.asarray(a, np.float32), np.asarray(b, np.float32), sizes)
         np.testing.assert_allclose(np.asarray(found), expected, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    "tuning",
+    [
+        MatmulTuning(16, 16, 16, warps=4, stages=1, products="tf32x3"),
+        MatmulTuning(32, 32, 32, warps=4, stages=1, products="tf32x3", halve=True),
+        MatmulTuning(128, 64, 16, warps=4, stages=1, products="tf32x3", halve=True),
+    ],
+    ids=["small", "halves", "large"],
+)
+def test_tunings_change_no_result(tuning: MatmulTuning) -> None:
+    """Tiles of every fill: none, under half, exactly half, over half, full."""
+    x, w, sizes = inputs([0, 5, 16, 64, 17, 33, 0, 128, 1], 270)
+    found = kernel.grouped_matmul(x, w, jnp.asarray(sizes), tuning=tuning, interpret=True)
+    assert_close("y", found, oracle(x, w, sizes), 1e-6)
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16], ids=["f32", "bf16"])
+@pytest.mark.parametrize("tokens", [1, 16, 200, 1000, 8192])
+def test_lowers_for_cuda(tokens: int, dtype: Any) -> None:
+    """Qwen3.5-35B-A3B: 8 of 256 experts of width 512; Kimi-Linear is 2,304 and 1,024 wide."""
+    for hidden, inner in ((2048, 512), (2304, 1024)):
+        sizes, rows = (jax.ShapeDtypeStruct((n,), jnp.int32) for n in (256, 8 * tokens))
+        first = functools.partial(
+            grouped_matmul, implementation="pallas", combine=swiglu, dtype=dtype
+        )
+        x = jax.ShapeDtypeStruct((tokens, hidden), dtype)
+        w = jax.ShapeDtypeStruct((256, 2 * inner, hidden), dtype)
+        text = lower_for_cuda(lambda x, w, s, r, op=first: op(x, w, s, rows=r), x, w, sizes, rows)
+        assert text.count(TRITON_CALL) == 1
+        second = functools.partial(grouped_matmul, implementation="pallas")
+        x = jax.ShapeDtypeStruct((8 * tokens, inner), dtype)
+        w = jax.ShapeDtypeStruct((256, hidden, inner), dtype)
+        assert lower_for_cuda(second, x, w, sizes).count(TRITON_CALL) == 1
 
 
 def test_gradients() -> None:

@@ -12,6 +12,9 @@ import numpy as np
 import pytest
 
 from pallas_kernels import PackedStates, copy_rows, pack_states, row_positions, unpack_states
+from pallas_kernels.arg_specs import HEAD_SHAPES, HeadShape
+
+from .lowering import TRITON_CALL, lower_for_cuda
 
 LAYERS, HEADS, KEYS = 2, 3, 8
 COUNT = LAYERS * HEADS * KEYS
@@ -27,8 +30,9 @@ ROWS = {
     "padded": np.concatenate([HEAD_ROWS, np.full(9, -1), [7], [-1]]),
     "all": np.arange(COUNT),
     "only_padding": np.full(3, -1),
+    "none": np.zeros(0),
 }
-IMPLEMENTATIONS = ("xla",)
+IMPLEMENTATIONS = ("xla", "pallas")
 
 
 def compiled(op: Callable[..., Any], implementation: str, **options: Any) -> Callable[..., Any]:
@@ -99,7 +103,7 @@ def test_unpack_restores_kept_rows(name: str, int8: bool, given: bool, implement
     shape = (PACKED_SLOTS, len(rows), width)
     if int8:
         scales = rng.random(shape[:2], np.float32)
-        scales[0, 0] = 0.0
+        scales[0, :1] = 0.0
         values = rng.integers(-127, 128, shape).astype(np.int8)
         packed = PackedStates(jnp.asarray(values), jnp.asarray(scales))
         wide = values * scales[..., None]
@@ -149,3 +153,21 @@ def test_mismatched_pools_are_refused(int8: bool) -> None:
     wrong = PackedStates(packed.values[:, :3], None if int8 else jnp.zeros((5, 3)))
     with pytest.raises(ValueError, match="expected float32 with none or int8 with"):
         pack_states(jnp.asarray(states()), wrong, rows, jnp.asarray(SOURCE), jnp.asarray(TARGET))
+
+
+@pytest.mark.parametrize("int8", [False, True], ids=["f32", "int8"])
+@pytest.mark.parametrize("shape", HEAD_SHAPES.values(), ids=list(HEAD_SHAPES))
+def test_lowers_for_cuda(shape: HeadShape, int8: bool) -> None:
+    pool, kept = shape.pool(9, layers=20), 10_001
+    values = jax.ShapeDtypeStruct((7, kept, shape.value_dim), jnp.int8 if int8 else jnp.float32)
+    scales = jax.ShapeDtypeStruct((7, kept), jnp.float32) if int8 else None
+    packed: Any = PackedStates(values, scales)  # pyright: ignore[reportArgumentType]
+    rows, slots = (jax.ShapeDtypeStruct((n,), jnp.int32) for n in (kept, 8))
+    for op, first in (
+        (pack_states, (pool, packed)),
+        (functools.partial(unpack_states, omitted="zero"), (packed, pool)),
+        (functools.partial(unpack_states, omitted="keep"), (packed, pool)),
+        (copy_rows, (pool,)),
+    ):
+        op = functools.partial(op, implementation="pallas")
+        assert lower_for_cuda(op, *first, rows, slots, slots).count(TRITON_CALL) == 1

@@ -1,0 +1,153 @@
+"""Prefill of a packed ragged batch: one kernel over (channel block, tile of tokens).
+
+Tiles do not cross a chain of segments, and are longer than a window: so only the first tile of a
+chain reads the window in the pool. Its program also stores the windows at the ends of the chain's
+segments, one of which may go to the very slot that it read; nobody else touches either.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.experimental import pallas as pl
+from jaxtyping import Int32
+
+from ..ragged import CONTINUE, NO_SLOT, Segments, chain_end
+from ..triton import triton_call
+from .taps import Channels, silu_sum
+from .tuning import ConvTuning
+
+
+class ChainTiles(NamedTuple):
+    """Tiles of up to `rows` tokens. Chains begin and end at segments; the rows of padding behind
+    the last segment make one more."""
+
+    start: Int32[Array, " N"]  # packed index of the tile's first token
+    rows: Int32[Array, " N"]  # tokens in it
+    chain: Int32[Array, " N"]  # the chain's first segment, if it is the chain's first tile; or -1
+    behind: Int32[Array, " G2"]  # of a chain's first segment: the segment behind its last
+
+
+def make_chain_tiles(segments: Segments, size: int, rows: int) -> ChainTiles:
+    count = segments.load.shape[0] + 1
+    begin = segments.cu
+    behind = jnp.append(chain_end(segments), jnp.int32(count))
+    starts_chain = jnp.append(segments.load != CONTINUE, True)
+    length = jnp.append(segments.cu, jnp.int32(size))[behind] - begin
+    # A chain without tokens has a tile too: its window passes from slot to slot.
+    tiles = jnp.where(starts_chain, jnp.maximum(-(-length // rows), 1), 0)
+    ends = jnp.cumsum(tiles, dtype=jnp.int32)
+    index = jnp.arange(-(-size // rows) + count, dtype=jnp.int32)
+    chain = jnp.sum(ends[:-1] <= index[:, None], axis=1, dtype=jnp.int32)
+    number = index - (ends - tiles)[chain]
+    used = index < ends[-1]
+    offset = number * rows
+    return ChainTiles(
+        start=jnp.where(used, begin[chain] + offset, 0),
+        rows=jnp.where(used, jnp.clip(length[chain] - offset, 0, rows), 0),
+        chain=jnp.where(used & (number == 0), chain, -1),
+        behind=behind,
+    )
+
+
+def _kernel(
+    layer_ref: Any,
+    cu_ref: Any,
+    load_ref: Any,
+    store_ref: Any,
+    start_ref: Any,
+    rows_ref: Any,
+    chain_ref: Any,
+    behind_ref: Any,
+    x_ref: Any,
+    weight_ref: Any,
+    pool_ref: Any,
+    y_ref: Any,
+    new_pool_ref: Any,
+    *,
+    tuning: ConvTuning,
+) -> None:
+    block, tile = pl.program_id(0), pl.program_id(1)
+    width = weight_ref.shape[1] - 1
+    channels = Channels(block, tuning.channels, x_ref.shape[1])
+    start, rows, chain = start_ref[tile], rows_ref[tile], chain_ref[tile]
+    layer, first = layer_ref[0], chain >= 0
+    segment = jnp.maximum(chain, 0)
+    slot = load_ref[segment]
+
+    def row(token: Array, valid: Array) -> Array:
+        place = x_ref.at[jnp.maximum(token, 0), channels.slice]
+        return channels.load(place, valid, x_ref.dtype)
+
+    def of_window(r: int) -> Array:
+        place = pool_ref.at[jnp.maximum(slot, 0), layer, jnp.int32(r), channels.slice]
+        return channels.load(place, first & (slot >= 0), x_ref.dtype)
+
+    window = [of_window(r) for r in range(width)]
+
+    def end_of_segment(segment: Array, carry: Array) -> Array:
+        """The last inputs before its end; where there are fewer, the window moved along."""
+        slot, end = store_ref[segment], cu_ref[segment + 1]
+
+        @pl.when(slot >= 0)
+        def _() -> None:
+            for r in range(width):
+                token = end - width + r
+                value = row(token, token >= start)
+                for moved in range(r, width):
+                    value = jnp.where(end - start == moved - r, window[moved], value)
+                channels.store(
+                    new_pool_ref.at[slot, layer, jnp.int32(r), channels.slice], value, True
+                )
+
+        return carry
+
+    last = jnp.where(first & (chain < load_ref.shape[0] - 1), behind_ref[segment], segment)
+    lax.fori_loop(segment, last, end_of_segment, jnp.int32(0))
+
+    before = [row(start - width + r, ~first & (rows > 0)) for r in range(width)]
+    history = tuple(jnp.where(first, w, b) for w, b in zip(window, before, strict=True))
+    weights = channels.weights(weight_ref)
+
+    def some_rows(step: Array, history: tuple[Array, ...]) -> tuple[Array, ...]:
+        numbers = [step * tuning.unrolled + r for r in range(tuning.unrolled)]
+        inputs = [*history, *(row(start + n, n < rows) for n in numbers)]
+        for r, n in enumerate(numbers):
+            y = silu_sum(inputs[r : r + width + 1], weights)
+            channels.store(y_ref.at[start + n, channels.slice], y, n < rows)
+        return tuple(inputs[tuning.unrolled :])
+
+    steps = lax.div(rows + (tuning.unrolled - 1), jnp.int32(tuning.unrolled))
+    lax.fori_loop(jnp.int32(0), steps, some_rows, history)
+
+
+def ragged_prefill(
+    x: Array,
+    weight: Array,
+    pool: Array,
+    layer: int | Array,
+    segments: Segments,
+    *,
+    tuning: ConvTuning | None = None,
+    interpret: bool = False,
+) -> tuple[Array, Array]:
+    """`ragged_causal_conv1d` as a kernel; the pool is updated in place when donated."""
+    tuning = tuning or ConvTuning()
+    tiles = make_chain_tiles(segments, x.shape[0], tuning.rows)
+    load = jnp.append(segments.load, jnp.int32(NO_SLOT))
+    call = triton_call(
+        functools.partial(_kernel, tuning=tuning),
+        "causal_conv1d_prefill",
+        (pl.cdiv(x.shape[1], tuning.channels), tiles.start.shape[0]),
+        (jax.ShapeDtypeStruct(x.shape, x.dtype), jax.ShapeDtypeStruct(pool.shape, pool.dtype)),
+        warps=tuning.warps,
+        aliases={10: 1},
+        interpret=interpret,
+    )
+    layers = jnp.asarray([layer], jnp.int32)
+    y, pool = call(layers, segments.cu, load, segments.store, *tiles, x, weight, pool)
+    return y, pool
