@@ -52,22 +52,6 @@ def paired_difference(
     return PairedDifference(mean, error, float(low), float(high), n)
 
 
-def ranks(values: ArrayLike) -> np.ndarray:
-    """From 1; equal values share the mean of their ranks."""
-    x = np.asarray(values, np.float64)
-    _, inverse, counts = np.unique(x, return_inverse=True, return_counts=True)
-    last = np.cumsum(counts)
-    return (last - (counts - 1) / 2)[inverse]
-
-
-def spearman(x: ArrayLike, y: ArrayLike) -> float:
-    """Rank correlation; nan where either side is constant."""
-    a, b = ranks(x), ranks(y)
-    a, b = a - a.mean(), b - b.mean()
-    scale = np.sqrt((a * a).sum() * (b * b).sum())
-    return float((a * b).sum() / scale) if scale > 0 else float("nan")
-
-
 def median_and_iqr(values: Sequence[float]) -> tuple[float, float, float]:
     """Median and the quartiles around it; values that are nan are left out."""
     x = np.asarray(values, np.float64)

@@ -45,11 +45,13 @@ def mmlu_pro(
             )
             examples[record["category"]].append(shown)
     for record in read_records(path):
-        for count in range(shots, -1, -1):
-            draft = _mmlu_pro_draft(record, path, text, examples[record["category"]][:count])
-            if count == 0 or encoder.length(draft) + MAX_TOKENS <= max_length:
+        shown = examples[record["category"]]
+        draft = _mmlu_pro_draft(record, path, text, shown[:shots])
+        for count in range(shots - 1, -1, -1):
+            if encoder.length(draft) + MAX_TOKENS <= max_length:
                 break
-        yield encoder.freeze(draft, "mmlu_pro", boundary)  # pyright: ignore[reportPossiblyUnbound]
+            draft = _mmlu_pro_draft(record, path, text, shown[:count])
+        yield encoder.freeze(draft, "mmlu_pro", boundary)
 
 
 def _mmlu_pro_draft(

@@ -40,7 +40,7 @@ def problems(
     wording: Wording,
     boundary: Boundary = "question",
 ) -> Iterator[Problem]:
-    """All items of the file. The tag `judge` marks answers in words, which only a judge can grade."""
+    """All items of the file. The tag `judge` marks answers in words, for a judge to grade."""
     require(name in TASKS, "task", name, f"one of {', '.join(TASKS)}")
     columns, path, text = TASKS[name], locate(folder, name), wording.task(name)
     for record in read_records(path):

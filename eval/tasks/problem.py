@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -55,6 +55,10 @@ class Problem:
         """Of the ids and of where the prefix ends: equal in two runs if the problem is."""
         data = np.array([self.boundary, *self.prompt], np.int64).tobytes()
         return hashlib.sha256(data).hexdigest()[:16]
+
+    def generating(self, max_tokens: int | None) -> Problem:
+        """The same with another bound on the output; None changes nothing."""
+        return self if max_tokens is None else replace(self, max_tokens=max_tokens)
 
     def seed(self, run_seed: int, replay: int) -> int:
         """Of the sampler: the same in every arm, different in every replay."""

@@ -70,7 +70,12 @@ class Ruler:
             yield self.encoder.freeze(draft, f"{name}/{length}", boundary)
 
     def at_depths(
-        self, name: str, length: int, count: int, depths: tuple[int, ...]
+        self,
+        name: str,
+        length: int,
+        count: int,
+        depths: tuple[int, ...],
+        boundary: Boundary = "context",
     ) -> Iterator[Problem]:
         """`count` problems at each depth (per cent) of a single-needle task."""
         task = NEEDLES.get(name)
@@ -79,7 +84,7 @@ class Ruler:
         assert task is not None
         for depth in depths:
             for draft in self._sized(task, [self._needles(task, depth)], length, count):
-                yield self.encoder.freeze(draft, f"{name}/{length}")
+                yield self.encoder.freeze(draft, f"{name}/{length}", boundary)
 
     def drafts(self, name: str, length: int, count: int) -> Iterator[Draft]:
         known = {**TASKS, **EXTRA_TASKS}

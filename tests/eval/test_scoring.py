@@ -8,7 +8,6 @@ import random
 import pytest
 import rouge
 from rouge_score import rouge_scorer
-from scipy import stats
 
 from jhybrid.eval.scoring.answers import answers_equal, grader, math_correct, needs_judge
 from jhybrid.eval.scoring.boxed import final_answer
@@ -19,8 +18,6 @@ from jhybrid.eval.scoring.statistics import (
     mean_and_sample_sd,
     median_and_iqr,
     paired_difference,
-    ranks,
-    spearman,
 )
 from jhybrid.eval.scoring.text import (
     clean,
@@ -188,21 +185,4 @@ def test_statistics():
     assert found.low <= 0.5 <= found.high and found == paired_difference([1, 1, 0, 1], [1, 0, 0, 0])
     with pytest.raises(ValueError, match="share their problems"):
         paired_difference([1, 2], [1])
-
-
-def test_spearman():
-    assert ranks([10, 30, 10, 20]).tolist() == [1.5, 4, 1.5, 3]
-    assert spearman([1, 2, 3], [10, 100, 1000]) == pytest.approx(1)
-    assert spearman([1, 2, 3, 4], [4, 3, 2, 1]) == pytest.approx(-1)
-    # differences of ranks 0, 1, 1, 0: 1 - 6 * 2 / (4 * 15)
-    assert spearman([1, 2, 3, 4], [1, 3, 2, 4]) == pytest.approx(0.8)
-    assert math.isnan(spearman([1, 1], [1, 2]))
     assert median_and_iqr([1, 2, 3, float("nan")]) == (2.0, 1.5, 2.5)
-
-
-def test_spearman_is_scipys():
-    rng = random.Random(1)
-    for _ in range(20):
-        x = [rng.randint(0, 5) for _ in range(12)]
-        y = [rng.random() for _ in range(12)]
-        assert spearman(x, y) == pytest.approx(stats.spearmanr(x, y).statistic)
