@@ -131,7 +131,9 @@ class ArmRun:
         """
         engine = self.llm.engine
         pools = engine.metrics().pools
-        slots = sum(pools["native_slots"].values()) - engine.config.max_running
+        slots = sum(pools["compressed_slots"].values())
+        if not slots:  # checkpoints share the native slots with what runs
+            slots = sum(pools["native_slots"].values()) - engine.config.max_running
         pages = sum(pools["kv_pages"].values())
         size, interval = engine.config.page_size, engine.config.checkpoint_interval
         block: list[Problem] = []
@@ -162,9 +164,13 @@ class ArmRun:
             pass
         if self._intervene is not None:
             self._intervene()
+        pools = engine.metrics().pools
+        pool = "compressed_slots" if sum(pools["compressed_slots"].values()) else "native_slots"
+        if pool == "compressed_slots":  # a hit must not get around the compression
+            dense = pools["native_slots"]["tree"]
+            require(dense == 0, f"{self.arm.name}: dense checkpoints", dense, "none in a block")
         if residency is not None:
-            free = engine.metrics().pools["native_slots"]["free"]
-            least = residency.free_slots
+            free, least = pools[pool]["free"], residency.free_slots
             require(free >= least, f"{self.arm.name}: free slots", free, f"at least {least}")
         if self.protocol.probe:
             self._probe(block)
@@ -200,6 +206,7 @@ class ArmRun:
                 "tokens": len(text.token_ids),
                 "finish": text.finish_reason,
                 "score": score(problem.scorer, text.text, problem.references, problem.tags),
+                "asked": self.arm.recovery,
                 **_cache_use(output.prefix_cache, len(problem.prompt)),
             }
             self.outputs.append(self.key(problem, replay), record)

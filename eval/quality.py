@@ -194,12 +194,14 @@ def _figures(own: list[Outcome], base: list[Outcome] | None) -> list[tuple[str, 
     """(metric, value, unit, n) of one arm on one case."""
     score = estimate([o.score for o in own])
     records = [r for o in own for r in o.records]
-    loaded = float(np.mean([r["restored"] > 0 or r["cached"] > 0 for r in records]))
+    loaded = [r for r in records if r["restored"] > 0 or r["cached"] > 0]
+    asked = [r for r in loaded if r["recovery"] == r["asked"]]
     out = [
         ("score", score.mean, "score", score.n),
         ("score_se", score.error, "score", score.n),
         ("hit", pooled_hit(records), "ratio", len(records)),
-        ("loaded", loaded, "ratio", len(records)),
+        ("loaded", len(loaded) / len(records), "ratio", len(records)),
+        ("as_asked", len(asked) / len(records), "ratio", len(records)),
         ("replayed", float(np.mean([r["replayed"] for r in records])), "token", len(records)),
     ]
     if base is not None:
