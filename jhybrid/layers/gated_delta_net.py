@@ -71,7 +71,10 @@ def gated_delta_net(
     mixed = project(x, params.qkvz)  # [..., Hk, W + R V]
     key_heads, group = params.A_log.shape
     qkv, z = mixed[..., : config.conv_width], mixed[..., config.conv_width :]
-    g, beta = gdn_gates(params, x, config)
+    gates = project(x, params.ba, dtype=working_dtype(x))
+    beta = config.beta_scale * jax.nn.sigmoid(gates[..., 0, :, :])
+    g = -jnp.exp(params.A_log) * jax.nn.softplus(gates[..., 1, :, :] + params.dt_bias)
+    beta, g = (y.reshape(*lead, key_heads * group) for y in (beta, g))
 
     flat = qkv.reshape(*lead, key_heads * config.conv_width)
     conv_weight = params.conv.reshape(key_heads * config.conv_width, config.conv_size)
@@ -86,14 +89,3 @@ def gated_delta_net(
     o = o.reshape(*lead, key_heads, group, config.value_dim)
     o = o * jax.nn.silu(z.reshape(o.shape).astype(o.dtype))
     return reduce_project(o.astype(x.dtype), params.out), caches
-
-
-def gdn_gates(
-    params: GatedDeltaNetParams, x: Float[Array, "*B D"], config: LinearAttentionConfig
-) -> tuple[Float[Array, "*B H"], Float[Array, "*B H"]]:
-    """Log-decay g <= 0 and beta of each value head, in float32."""
-    gates = project(x, params.ba, dtype=working_dtype(x))
-    beta = config.beta_scale * jax.nn.sigmoid(gates[..., 0, :, :])
-    g = -jnp.exp(params.A_log) * jax.nn.softplus(gates[..., 1, :, :] + params.dt_bias)
-    shape = (*x.shape[:-1], params.A_log.size)
-    return g.reshape(shape), beta.reshape(shape)

@@ -93,7 +93,9 @@ def kimi_delta_attention(
     """One mixer; `layer` counts the linear layers. Caches are None for a DenseBatch."""
     lead, work = x.shape[:-1], working_dtype(x)
     heads, width = params.conv.shape[:2]
-    g, beta = kda_gates(params, x, config)
+    z = project(project(x, params.decay_down), params.decay_up, dtype=work)  # [..., H, K]
+    g = log_decay(z + params.dt_bias, params.A_log, config)
+    beta = config.beta_scale * jax.nn.sigmoid(project(x, params.beta, dtype=work))
 
     flat = project(x, params.qkv).reshape(*lead, heads * width)
     conv_weight = params.conv.reshape(heads * width, config.conv_size)
@@ -106,16 +108,6 @@ def kimi_delta_attention(
     inner = x if params.gate_down is None else project(x, params.gate_down)
     o = o * jax.nn.sigmoid(project(inner, params.gate_up, dtype=work))
     return reduce_project(o.astype(x.dtype), params.out), caches
-
-
-def kda_gates(
-    params: KimiDeltaAttentionParams, x: Float[Array, "*B D"], config: LinearAttentionConfig
-) -> tuple[Float[Array, "*B H K"], Float[Array, "*B H"]]:
-    """Log-decay g <= 0 of each key channel and beta of each head, in float32."""
-    work = working_dtype(x)
-    z = project(project(x, params.decay_down), params.decay_up, dtype=work)
-    g = log_decay(z + params.dt_bias, params.A_log, config)
-    return g, config.beta_scale * jax.nn.sigmoid(project(x, params.beta, dtype=work))
 
 
 def log_decay(

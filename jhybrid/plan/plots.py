@@ -14,7 +14,7 @@ from ..retention.selection import RetentionPlan
 
 try:
     from matplotlib import colormaps
-    from matplotlib.colors import BoundaryNorm, ListedColormap
+    from matplotlib.colors import BoundaryNorm, Colormap
     from matplotlib.figure import Figure
 except ModuleNotFoundError as error:
     raise ValueError("--plots: needs matplotlib: pip install 'jhybrid[plots]'") from error
@@ -78,10 +78,8 @@ def kept_map(fractions: Float[np.ndarray, "X Y"], title: str) -> Figure:
     return _map(fractions, title, _colors("cividis", 256), vmin=0, vmax=1)
 
 
-def _colors(name: str, count: int) -> Any:
-    colors = ListedColormap(colormaps[name](np.linspace(0, 1, count)))
-    colors.set_bad(FULL_ATTENTION)
-    return colors
+def _colors(name: str, count: int) -> Colormap:
+    return colormaps[name].resampled(count).with_extremes(bad=FULL_ATTENTION)
 
 
 def _map(values: Any, title: str, colors: Any, **scale: Any) -> Figure:

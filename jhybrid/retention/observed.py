@@ -20,15 +20,16 @@ import numpy as np
 from jax import Array
 from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Float
-from scipy.stats import rankdata
 
 from pallas_kernels import NO_SLOT, Segments
+from pallas_kernels.precision import working_dtype
 
 from ..batch import Caches, PrefillBatch
-from ..config import ModelConfig, require
+from ..config import LinearAttentionConfig, ModelConfig, require
 from ..layers.attention_residuals import mix_residuals
-from ..layers.gated_delta_net import GatedDeltaNetParams, gdn_gates
-from ..layers.kimi_delta_attention import KimiDeltaAttentionParams, kda_gates
+from ..layers.gated_delta_net import GatedDeltaNetParams
+from ..layers.kimi_delta_attention import KimiDeltaAttentionParams
+from ..layers.linear import project
 from ..layers.norm import rms_norm
 from ..models.hybrid import (
     REPLICATED,
@@ -83,7 +84,13 @@ def correlations(
 ) -> Float[np.ndarray, " Ll"]:
     """Spearman correlation across the units of each layer, as in table 1(b)."""
     pairs = zip(horizons, signal, strict=True)
-    return np.array([np.corrcoef(rankdata(a), rankdata(b))[0, 1] for a, b in pairs])
+    return np.array([np.corrcoef(_ranks(a), _ranks(b))[0, 1] for a, b in pairs])
+
+
+def _ranks(values: Float[np.ndarray, "H U"]) -> Float[np.ndarray, " N"]:
+    """Ranks of the flattened values; equal values share their mean rank."""
+    _, inverse, counts = np.unique(values.ravel(), return_inverse=True, return_counts=True)
+    return (counts.cumsum() - (counts - 1) / 2)[inverse]
 
 
 @functools.lru_cache(maxsize=8)
@@ -154,6 +161,22 @@ def _log_decay(
         x = mix_residuals(layer.mixer_mix, stored, x, config.norm_eps)
     if layer.norm == "pre":
         x = rms_norm(x, layer.mixer_norm, config.norm_eps)
-    if isinstance(layer.mixer, GatedDeltaNetParams):
-        return gdn_gates(layer.mixer, x, config.linear)[0][..., None]
-    return kda_gates(layer.mixer, x, config.linear)[0]
+    work = working_dtype(x)
+    match layer.mixer:
+        case GatedDeltaNetParams() as mixer:
+            z = project(x, mixer.ba[1], dtype=work) + mixer.dt_bias
+            z, A_log = z.reshape(len(x), -1, 1), mixer.A_log.reshape(-1, 1)
+        case KimiDeltaAttentionParams() as mixer:
+            z = project(project(x, mixer.decay_down), mixer.decay_up, dtype=work) + mixer.dt_bias
+            A_log = mixer.A_log[:, None]
+    return _gate(z, A_log, config.linear)
+
+
+def _gate(
+    z: Float[Array, "T H U"], A_log: Float[Array, "H 1"], config: LinearAttentionConfig
+) -> Float[Array, "T H U"]:
+    """The gates of `horizon.static_log_decay` on what tokens really put in, bias included."""
+    rate = jnp.exp(A_log)
+    if config.gate == "safe":
+        return config.gate_lower_bound * jax.nn.sigmoid(rate * z)
+    return -rate * jax.nn.softplus(z)

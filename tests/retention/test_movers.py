@@ -26,6 +26,8 @@ from jhybrid.retention.prepare import prepare
 from jhybrid.retention.ratios import CheckpointDtype
 from jhybrid.retention.selection import RetentionPlan, empty_plan, full_plan, select
 from jhybrid.sharding import AXIS, make_mesh
+from pallas_kernels.triton import Implementation
+from tests.kernels.lowering import TRITON_CALL
 
 from .plans import KINDS, plans, tiny_horizons, tiny_model
 
@@ -70,7 +72,13 @@ class Pools:
 
 
 @functools.cache
-def _movers(config: ModelConfig, mesh: Mesh, dtype: CheckpointDtype, remote: bool) -> Any:
+def _movers(
+    config: ModelConfig,
+    mesh: Mesh,
+    dtype: CheckpointDtype,
+    remote: bool,
+    implementation: Implementation | None = None,
+) -> Any:
     by_rank = PartitionSpec(AXIS)
     exchange = Exchange(by_rank, by_rank) if remote else None
     maps = MoveMaps(by_rank, by_rank, by_rank, exchange)
@@ -78,11 +86,12 @@ def _movers(config: ModelConfig, mesh: Mesh, dtype: CheckpointDtype, remote: boo
     caches = replace(cache_partition(config), keys=nothing, values=nothing)
     one: Any = np.zeros((mesh.size, 1), np.int32)
     pool = partition_specs(compressed_specs(config, MoveMaps(one, one, one, None), 1, dtype))
+    use: Any = {"implementation": implementation}
     moves: dict[str, Any] = {
-        "store": (store, (caches, pool, maps), pool),
-        "zero": (functools.partial(load, omitted="zero"), (caches, pool, maps), caches),
-        "keep": (functools.partial(load, omitted="keep"), (caches, pool, maps), caches),
-        "refresh": (refresh, (caches, maps), caches),
+        "store": (functools.partial(store, **use), (caches, pool, maps), pool),
+        "zero": (functools.partial(load, omitted="zero", **use), (caches, pool, maps), caches),
+        "keep": (functools.partial(load, omitted="keep", **use), (caches, pool, maps), caches),
+        "refresh": (functools.partial(refresh, **use), (caches, maps), caches),
     }
     return {
         name: jax.jit(sharded(fn, mesh, (*args, REPLICATED, REPLICATED), out))
@@ -208,3 +217,20 @@ def test_nothing_remote_no_collective() -> None:
         lowered = pools._move["store"].lower(pools.caches, pools.pool, made.maps, *pairs)
         texts.append(lowered.as_text())
     assert "all_to_all" not in texts[0] and "all_to_all" in texts[1]
+
+
+def test_kernels_lower_for_cuda() -> None:
+    """Under shard_map too: one launch each, and one more for what is remote."""
+    config = MODELS["kda"]
+    made = prepare(select(tiny_horizons(config), 64), config, 4, placement="storage")
+    pools = Pools(config, made.maps, "int8")
+    pairs = (np.zeros(4, np.int32),) * 2
+    args = (pools.caches, pools.pool, made.maps, *pairs)
+    moves = _movers(config, make_mesh(4), "int8", True, "pallas")
+    for name, operands, launches in (
+        ("store", args, 2),
+        ("zero", args, 2),
+        ("refresh", (args[0], *args[2:]), 1),
+    ):
+        lowered = moves[name].trace(*operands).lower(lowering_platforms=("cuda",)).as_text()
+        assert lowered.count(TRITON_CALL) == launches, name

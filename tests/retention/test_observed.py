@@ -115,6 +115,8 @@ def test_correlations_are_of_ranks() -> None:
     values = rng.random((2, 5, 4))
     np.testing.assert_allclose(correlations(values, np.exp(5 * values)), 1)
     np.testing.assert_allclose(correlations(values, -(values**3)), -1)
+    ties = np.array([[[1.0, 2.0, 2.0, 3.0]]])  # ranks 1, 2.5, 2.5, 4 against 1, 2, 3, 4
+    np.testing.assert_allclose(correlations(ties, np.arange(4.0).reshape(1, 1, 4)), np.sqrt(0.9))
     shuffled = rng.permuted(values.reshape(2, -1), axis=1).reshape(values.shape)
     assert (np.abs(correlations(values, shuffled)) < 0.7).all()
 

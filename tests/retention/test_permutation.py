@@ -22,7 +22,7 @@ from tests.assertions import assert_close
 from .plans import KINDS, tiny_model, tiny_params
 
 
-@pytest.mark.parametrize("tp", [1, 4])
+@pytest.mark.parametrize("tp", [1, 8])
 @pytest.mark.parametrize("kind", KINDS)
 def test_logits_are_unchanged(kind: str, tp: int) -> None:
     config, mesh = tiny_model(kind), make_mesh(tp)
