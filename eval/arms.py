@@ -6,6 +6,7 @@
     anchored, anchored/W[/int8][/R]        from a dense or a compressed checkpoint
     zero-full-kv, zero-linear, zero-both   baseline's cache with a component set to zero
     random-SEED/W, inverse/W, full/W, empty/W   a control mask in place of the horizons' (as nr)
+    horizon/W                              the horizons' own mask, applied as the controls are
 
 `baseline` is `dense` under the name that dasc's Table 1a has for it.
 """
@@ -23,7 +24,7 @@ from jhybrid.engine.request import RecoveryName
 MASK_SEEDS = (1234, 2027, 3407, 4519, 5683)  # of the paper's random masks
 EXACT = ("dense", "baseline")  # names of the arm that others are paired with
 ZEROED = ("zero-full-kv", "zero-linear", "zero-both")
-_MASK = re.compile(r"random-\d+|inverse|full|empty")
+_MASK = re.compile(r"random-\d+|inverse|full|empty|horizon")
 _COMPRESSED = ("dasc-nr", "dasc-wr", "anchored")
 
 

@@ -30,6 +30,7 @@ from jhybrid.retention.selection import (
     full_plan,
     inverse_plan,
     random_plan,
+    select,
 )
 
 from .arms import ZEROED
@@ -80,9 +81,10 @@ _ZEROING: dict[str, Callable[..., Caches]] = {
 
 
 def control_plan(horizons: Horizons, name: str) -> RetentionPlan:
-    """`random-SEED/W`, `inverse/W`, `full/W` or `empty/W`."""
+    """`random-SEED/W`, `inverse/W`, `full/W`, `empty/W` or `horizon/W`."""
     kind, _, window = name.partition("/")
     w_max = int(window)
     if kind.startswith("random-"):
         return random_plan(horizons, w_max, int(kind.removeprefix("random-")))
-    return {"inverse": inverse_plan, "full": full_plan, "empty": empty_plan}[kind](horizons, w_max)
+    plans = {"inverse": inverse_plan, "full": full_plan, "empty": empty_plan, "horizon": select}
+    return plans[kind](horizons, w_max)

@@ -146,7 +146,11 @@ def _serving(frame: Frame) -> Figure:
 
 def _trade_off(frame: Frame, records: Sequence[Record]) -> list[tuple[str, Figure]]:
     """dasc Figure 4 l: mean score of a quality suite in the same results against mean TTFT."""
-    quality = [f for f in frames(records) if f.suite not in ("trace", "kernels", "model", "ttft")]
+    quality = [
+        f
+        for f in frames(records)
+        if f.suite not in ("trace", "kernels", "model", "ttft", "retention-load")
+    ]
     out = []
     for other in quality:
         points = []

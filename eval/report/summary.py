@@ -159,13 +159,18 @@ def _trace(frame: Frame) -> str:
     return "\n\n".join([table(head, rows), note])
 
 
-def _plain(frame: Frame) -> str:
-    """Suites of the hardware: every record as it is."""
-    rows = [
-        [r["case"], r["arm"], r["metric"], f"{r['value']:.6g}", r["unit"], str(r["n"])]
-        for r in frame.records
-    ]
-    return table(["case", "arm", "metric", "value", "unit", "n"], rows)
+def _by_metric(frame: Frame) -> str:
+    """Suites of the hardware: for each metric a row a case and a column an arm."""
+    parts = []
+    for metric in dict.fromkeys(r["metric"] for r in frame.records):
+        own = [r for r in frame.records if r["metric"] == metric]
+        arms = list(dict.fromkeys(r["arm"] for r in own))
+        rows = []
+        for case in dict.fromkeys(r["case"] for r in own):
+            values = [frame.value(case, arm, metric) for arm in arms]
+            rows.append([case, *("-" if v is None else f"{v:.4g}" for v in values)])
+        parts.append(table([f"{metric}, {own[0]['unit']}", *arms], rows))
+    return "\n\n".join(parts)
 
 
 _SECTIONS = {
@@ -175,7 +180,8 @@ _SECTIONS = {
     "intervention": _intervention,
     "horizons": _horizons,
     "trace": _trace,
-    "kernels": _plain,
-    "model": _plain,
-    "ttft": _plain,
+    "kernels": _by_metric,
+    "model": _by_metric,
+    "ttft": _by_metric,
+    "retention-load": _by_metric,
 }

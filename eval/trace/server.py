@@ -24,8 +24,10 @@ def serving(model: str, flags: dict[str, Any], log: Path) -> Iterator[str]:
         if value is not None:
             command += [f"--{name.replace('_', '-')}", str(value)]
     log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("w") as errors:
-        child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True)
+    with (
+        log.open("w") as errors,
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True) as child,
+    ):
         try:
             assert child.stdout is not None
             match = _READY.match(child.stdout.readline())
@@ -39,7 +41,6 @@ def serving(model: str, flags: dict[str, Any], log: Path) -> Iterator[str]:
                 child.wait(timeout=30)
             except subprocess.TimeoutExpired:
                 child.kill()
-                child.wait()
 
 
 def flush(url: str) -> bool:
