@@ -1,9 +1,9 @@
 """The warmup-replay protocol of dasc appendix C, shared by all quality suites.
 
 A block of problems at a time: flush; one unscored warm request for every distinct prefix, run
-without the cache so that what it leaves is exact; the arm's intervention, if it has one; probes;
-then R measured replays of every problem, all of whose outputs count, hit or miss. Arms share token
-ids, order, seeds and slots, so they are paired. The problem is the statistical unit.
+without the cache so that what it leaves is exact; the arm's intervention, if it has one; then R
+measured replays of every problem, all of whose outputs count, hit or miss. Arms share token ids,
+order, seeds and slots, so they are paired. The problem is the statistical unit.
 """
 
 from __future__ import annotations
@@ -120,8 +120,8 @@ class ArmRun:
         return range(1, self.protocol.replays + 1)
 
     def _missing(self, problem: Problem) -> bool:
-        wants = self.protocol.probe and problem.answer_ids and self.probe(problem) is None
-        return bool(wants) or any(self.key(problem, r) not in self.outputs for r in self._replays())
+        probed = not self.protocol.probe or not self._lacks(problem, None)
+        return not probed or any(self._lacks(problem, replay) for replay in self._replays())
 
     def _blocks(self, problems: list[Problem]) -> Iterator[list[Problem]]:
         """Cut so that all prefixes of a block stay cached through its replays.
@@ -157,6 +157,41 @@ class ArmRun:
             yield block
 
     def _run_block(self, block: list[Problem], bar: tqdm) -> None:
+        """Probes first, then the replays in rounds.
+
+        Where a prefix ends before its prompt does, a round leaves more cached than it found, and
+        the next would hit deeper: then the cache is filled anew for every round.
+        """
+        refill = any(p.boundary < len(p.prompt) - 1 for p in block)
+        filled, evicted = False, 0
+        rounds = [None, *self._replays()] if self.protocol.probe else list(self._replays())
+        for replay in rounds:
+            todo = [p for p in block if self._lacks(p, replay)]
+            if not todo:
+                continue
+            if refill or not filled:
+                self._fill(block)
+                filled = True
+            if replay is None:
+                self._probe(todo)
+                continue
+            before = self._evictions()
+            self._replay(todo, replay, bar)
+            evicted += self._evictions() - before
+        if self.protocol.residency is not None:
+            records = [record for p in block for record in self.records(p)]
+            self._check(self.protocol.residency, records, evicted)
+
+    def _lacks(self, problem: Problem, replay: int | None) -> bool:
+        if replay is None:
+            return bool(problem.answer_ids) and self.probe(problem) is None
+        return self.key(problem, replay) not in self.outputs
+
+    def _evictions(self) -> int:
+        return sum(self.llm.engine.metrics().evictions.values())
+
+    def _fill(self, block: list[Problem]) -> None:
+        """Flush, warm every prefix, intervene, and see that all is where it must be."""
         engine, residency = self.llm.engine, self.protocol.residency
         require(engine.flush_cache(), "engine", "running", "idle before a block")
         prefixes = list(dict.fromkeys(p.prefix for p in block if p.prefix))
@@ -172,24 +207,14 @@ class ArmRun:
         if residency is not None:
             free, least = pools[pool]["free"], residency.free_slots
             require(free >= least, f"{self.arm.name}: free slots", free, f"at least {least}")
-        if self.protocol.probe:
-            self._probe(block)
-        evicted = sum(engine.metrics().evictions.values())
-        for replay in self._replays():
-            self._replay([p for p in block if self.key(p, replay) not in self.outputs], replay, bar)
-        evicted = sum(engine.metrics().evictions.values()) - evicted
-        if residency is not None:
-            records = [record for p in block for record in self.records(p)]
-            self._check(residency, records, evicted)
 
-    def _probe(self, block: list[Problem]) -> None:
-        asked = [p for p in block if p.answer_ids and self.probe(p) is None]
-        prompts = [(*p.prompt, *p.answer_ids) for p in asked]
-        params = [PROBE_PARAMS] * len(asked)
+    def _probe(self, problems: list[Problem]) -> None:
+        prompts = [(*p.prompt, *p.answer_ids) for p in problems]
+        params = [PROBE_PARAMS] * len(problems)
         for n, output in self.llm.stream(prompts, params, prefix_cache=self._options):
             assert output.prompt_logprobs is not None
-            record = probe_record(asked[n], output.prompt_logprobs)
-            self.probes.append(self.key(asked[n], None), record)
+            record = probe_record(problems[n], output.prompt_logprobs)
+            self.probes.append(self.key(problems[n], None), record)
 
     def _replay(self, problems: list[Problem], replay: int, bar: tqdm) -> None:
         prompts = [p.prompt for p in problems]

@@ -58,7 +58,7 @@ def test_every_replay_hits_the_prefix_and_counts(llm: LLM, problems: list[Proble
         first, second = run.records(problem)
         assert (first["restored"], first["cached"]) == (problem.boundary, problem.boundary)
         assert first["cached"] + first["new"] == len(problem.prompt)
-        assert second["restored"] == len(problem.prompt) - 1  # left by the first replay
+        assert second["restored"] == problem.boundary  # not what the first replay has left
         assert first["text"] == second["text"] and first["score"] == 1
         probe = run.probe(problem)
         assert probe is not None
@@ -68,6 +68,17 @@ def test_every_replay_hits_the_prefix_and_counts(llm: LLM, problems: list[Proble
     records = [r for p in problems for r in run.records(p)]
     cached, new = (sum(r[k] for r in records) for k in ("cached", "new"))
     assert pooled_hit(records) == cached / (cached + new) > 0.8
+
+
+def test_a_prompt_cached_whole_is_warmed_once(llm: LLM, problems: list[Problem], tmp_path: Path):
+    whole = [replace(p, boundary=len(p.prompt) - 1) for p in problems]
+    asked = llm.engine.metrics().prompt_tokens
+    run = run_of(llm, "dense", tmp_path, Protocol(replays=3, probe=False))
+    run.run(whole)
+    sizes = [len(p.prompt) for p in whole]
+    assert llm.engine.metrics().prompt_tokens - asked == sum(4 * n - 1 for n in sizes)
+    for problem in whole:
+        assert [r["restored"] for r in run.records(problem)] == [len(problem.prompt) - 1] * 3
 
 
 def test_a_killed_run_goes_on_where_it_was(llm: LLM, problems: list[Problem], tmp_path: Path):
