@@ -213,7 +213,7 @@ def test_boundaries_and_chat(data: Path):
     whole, at_question = (encoder.freeze(draft, "c", b) for b in ("context", "question"))
     assert whole.prompt == at_question.prompt
     assert encoder.decode(whole.prefix).endswith("context")
-    text = byte_tokenizer().decode(whole.prompt)
+    text = byte_tokenizer().decode(list(whole.prompt))
     assert text == ("<|im_start|>user\ncontextquestion<|im_end|>\n<|im_start|>assistant\n prefix")
     assert at_question.boundary == len(whole.prompt) - len(" prefix")
     assert whole.digest != at_question.digest

@@ -72,7 +72,7 @@ def test_a_trace_of_recorded_conversations(tmp_path: Path):
     shape = Shape(conversations=2, turns=2, first=(10, 2000), context=6000, decode=40)
     trace = from_log(path, shape, tokenizer)
     assert [len(c) for c in trace] == [2, 2]  # the one of three turns has another shape
-    text = tokenizer.decode(trace[0][1].prompt)
+    text = str(tokenizer.decode(list(trace[0][1].prompt)))
     assert text.count("<|im_start|>user") == 2 and text.endswith("<|im_start|>assistant\n")
     assert "secret" not in text
     assert all(t.decode == 40 for c in trace for t in c)
