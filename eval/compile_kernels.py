@@ -26,6 +26,7 @@ import jax.numpy as jnp
 
 from pallas_kernels.arg_specs import HEAD_SHAPES, HeadShape, segments_shape
 from pallas_kernels.gated_delta_rule.decode import decode
+from pallas_kernels.gated_delta_rule.inputs import SOFTPLUS
 from pallas_kernels.gated_delta_rule.prefill import ragged_prefill
 from pallas_kernels.gated_delta_rule.tuning import PrefillTuning
 
@@ -48,10 +49,12 @@ class Resources(NamedTuple):
 
 def prefill_function(shape: HeadShape, tuning: PrefillTuning | None = None) -> tuple[Callable, Any]:
     """A prefill and its abstract arguments."""
-    avals = (*shape.inputs(TOKENS), shape.pool(SLOTS), segments_shape(SEGMENTS))
+    layers = jax.ShapeDtypeStruct((SEGMENTS,), jnp.int32)
+    avals = (*shape.inputs(TOKENS), shape.pool(SLOTS), layers, segments_shape(SEGMENTS))
 
-    def run(q: Any, k: Any, v: Any, g: Any, beta: Any, pool: Any, segments: Any) -> Any:
-        return ragged_prefill(q, k, v, g, beta, pool, 0, segments, tuning=tuning)
+    def run(qkv: Any, gates: Any, pool: Any, layers: Any, segments: Any) -> Any:
+        gates = gates._replace(A_log=gates.A_log[None], dt_bias=gates.dt_bias[None])
+        return ragged_prefill(qkv, gates, pool, layers, None, segments, SOFTPLUS, tuning=tuning)
 
     return run, avals
 
@@ -60,8 +63,8 @@ def decode_function(shape: HeadShape, tuning: Any = None) -> tuple[Callable, Any
     slots = jax.ShapeDtypeStruct((BATCH,), jnp.int32)
     avals = (*shape.inputs(BATCH), shape.pool(BATCH + 1), slots)
 
-    def run(q: Any, k: Any, v: Any, g: Any, beta: Any, pool: Any, slots: Any) -> Any:
-        return decode(q, k, v, g, beta, pool, 0, slots, tuning=tuning)
+    def run(qkv: Any, gates: Any, pool: Any, slots: Any) -> Any:
+        return decode(qkv, gates, pool, 0, slots, SOFTPLUS, tuning=tuning)
 
     return run, avals
 

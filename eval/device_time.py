@@ -15,31 +15,40 @@ REPEAT = 5
 
 
 class Loop:
-    """Calls `step(carry, inputs) -> carry` in turn on several sets of inputs, many times over.
+    """Calls `step(state, inputs) -> (out, state)` in turn on several sets of inputs, many times.
 
     Several sets, so that caches hold less than in a model they would. The inputs of each call are
-    tied to the result of the one before: nothing can be hoisted out of the loop or merged.
+    tied to the round and to the state, and the outputs of every set leave the loop: nothing can be
+    hoisted out of it, or dropped because nobody reads it.
     """
 
     def __init__(
-        self, step: Callable[[Any, Any], Any], sets: Sequence[Any], carry: Any, expected: float
+        self,
+        step: Callable[[Any, Any], tuple[Any, Any]],
+        sets: Sequence[Any],
+        state: Any,
+        expected: float,
     ) -> None:
-        self._sets, self._carry = list(sets), carry
+        self._sets, self._state = list(sets), state
         # A CPU interprets the kernels, for a dry run: once is enough.
         rounds = max(1, min(200, round(0.04 / max(expected, 1e-7) / len(sets))))
         rounds = rounds if jax.default_backend() == "gpu" else 1
         self.calls = rounds * len(sets)
 
-        def program(sets: Any, carry: Any) -> Any:
-            def round_of(_: Any, carry: Any) -> Any:
+        def program(sets: Any, state: Any) -> Any:
+            def round_of(index: Any, carry: Any) -> Any:
+                outs, state = [], carry[1]
                 for inputs in sets:
-                    inputs, carry = lax.optimization_barrier((inputs, carry))
-                    carry = step(carry, inputs)
-                return carry
+                    inputs, state, index = lax.optimization_barrier((inputs, state, index))
+                    out, state = step(state, inputs)
+                    outs.append(out)
+                return outs, state
 
-            return lax.fori_loop(0, rounds, round_of, carry)
+            shapes = jax.eval_shape(step, state, sets[0])[0]
+            blank = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+            return lax.fori_loop(0, rounds, round_of, ([blank] * len(sets), state))
 
-        self._lowered = jax.jit(program, donate_argnums=1).lower(self._sets, carry)
+        self._lowered = jax.jit(program, donate_argnums=1).lower(self._sets, state)
         self._run: Any = None
 
     def compile(self) -> None:
@@ -48,11 +57,11 @@ class Loop:
 
     def seconds(self) -> float:
         """Of one call: the median over REPEAT runs of the program, after one to warm up."""
-        carry = jax.tree.map(jnp.copy, self._carry)
+        state = jax.tree.map(jnp.copy, self._state)
         spans = []
         for _ in range(1 + REPEAT):
             begin = time.perf_counter()
-            carry = jax.block_until_ready(self._run(self._sets, carry))
+            _, state = jax.block_until_ready(self._run(self._sets, state))
             spans.append(time.perf_counter() - begin)
         return statistics.median(spans[1:]) / self.calls
 
@@ -60,6 +69,14 @@ class Loop:
 def copy_rate(size: int = 1 << 31) -> float:
     """Bytes read and written a second by a large copy."""
     x = jnp.zeros(size // 4, jnp.float32)
-    loop = Loop(lambda carry, _: carry + 1, [jnp.zeros(())], x, 2 * size / 4e12)
+    loop = Loop(lambda x, _: ((), x + 1), [jnp.zeros(())], x, 2 * size / 4e12)
     loop.compile()
     return 2 * size / loop.seconds()
+
+
+def matrix_rate(size: int = 8192) -> float:
+    """Operations a second of a large bf16 product of random matrices."""
+    a, b = jax.random.normal(jax.random.key(0), (2, size, size), jnp.bfloat16)
+    loop = Loop(lambda x, b: ((), x @ b), [b], a, 2 * size**3 / 7e14)
+    loop.compile()
+    return 2 * size**3 / loop.seconds()

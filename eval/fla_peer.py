@@ -10,6 +10,8 @@ from typing import Any
 import jax
 import numpy as np
 
+from pallas_kernels.gated_delta_rule import unpack
+
 from .kernel_cases import KernelCase
 
 REPEAT = 5
@@ -45,7 +47,8 @@ def _calls(case: KernelCase) -> list[Callable[[], Any]]:
     function, calls = _function(case), []
     s = case.shape
     for seed in range(case.sets):
-        tensors = [_to_torch(x) for x in case.data(seed).tensors]
+        data = case.data(seed)
+        tensors = [_to_torch(x) for x in unpack(data.qkv, data.gates, s.key_dim)]
         lead = (case.sequences, 1) if case.decode else (1, case.tokens)
         q, k, v, g, beta = (x.reshape(*lead, *x.shape[1:]) for x in tensors)
         state = torch.randn(case.sequences, s.heads, s.key_dim, s.value_dim, device="cuda")

@@ -10,15 +10,17 @@ import jax.numpy as jnp
 import numpy as np
 
 from pallas_kernels.arg_specs import HEAD_SHAPES, HeadShape
+from pallas_kernels.gated_delta_rule import Gates
 from pallas_kernels.ragged import NO_SLOT, Segments
 
 CACHE_BYTES = 100e6  # rotate over at least this much; twice the L2 cache of the device
 
 
 class Data(NamedTuple):
-    """Inputs of one call: q, k, v, g, beta and the slots of its sequences."""
+    """Inputs of one call and the slots of its sequences."""
 
-    tensors: tuple[jax.Array, jax.Array, jax.Array, jax.Array, jax.Array]
+    qkv: jax.Array
+    gates: Gates
     slots: jax.Array
 
 
@@ -52,13 +54,19 @@ class KernelCase:
 
     @property
     def input_bytes(self) -> int:
-        return sum(x.size * x.dtype.itemsize for x in self.shape.inputs(self.tokens))
+        leaves = jax.tree.leaves(self.shape.inputs(self.tokens))
+        return sum(x.size * x.dtype.itemsize for x in leaves)
 
     @property
     def floor_bytes(self) -> int:
         """Every input read once, outputs written once, states read and written once."""
-        v = self.shape.inputs(self.tokens)[2]
-        return self.input_bytes + v.size * v.dtype.itemsize + 2 * self.state_bytes
+        s = self.shape
+        outputs = 2 * self.tokens * s.heads * s.value_dim
+        return self.input_bytes + outputs + 2 * self.state_bytes
+
+    def floor_seconds(self, copy_rate: float, matrix_rate: float) -> float:
+        """Bound by bytes; the products of a chunked form are its own choice, and not counted."""
+        return self.floor_bytes / copy_rate
 
     @property
     def sets(self) -> int:
@@ -69,13 +77,18 @@ class KernelCase:
 
     def data(self, seed: int) -> Data:
         """Random inputs on the device; decays as trained models have them, from fast to none."""
-        keys = jax.random.split(jax.random.key(seed), 5)
-        *shapes, g, beta = self.shape.inputs(self.tokens)
-        q, k, v = (jax.random.normal(keys[n], x.shape, x.dtype) for n, x in enumerate(shapes))
-        decay = -jnp.exp(jax.random.uniform(keys[3], g.shape, g.dtype, -7.0, 1.0))
+        keys = jax.random.split(jax.random.key(seed), 4)
+        shape, gates = self.shape.inputs(self.tokens)
+        qkv = jax.random.normal(keys[0], shape.shape, shape.dtype)
+        logits = jax.random.uniform(keys[1], gates.decay.shape, jnp.float32, -7.0, 1.0)
+        gates = Gates(
+            logits,
+            jax.random.normal(keys[2], gates.beta.shape),
+            jnp.zeros(gates.A_log.shape),
+            0.3 * jax.random.normal(keys[3], gates.dt_bias.shape),
+        )
         slots = jnp.arange(self.sequences, dtype=jnp.int32) + seed * self.sequences
-        strength = jax.random.uniform(keys[4], beta.shape, beta.dtype)
-        return Data((q, k, v, decay, strength), slots)
+        return Data(qkv, gates, slots)
 
     def pool(self) -> jax.Array:
         """Slots for every set, and one that nobody owns."""

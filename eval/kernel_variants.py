@@ -10,11 +10,12 @@ import jax
 import jax.numpy as jnp
 
 from pallas_kernels.gated_delta_rule.decode import DecodeTuning, decode
+from pallas_kernels.gated_delta_rule.inputs import SOFTPLUS, Gates
 from pallas_kernels.gated_delta_rule.prefill import ragged_prefill
-from pallas_kernels.gated_delta_rule.prepare import prepare
+from pallas_kernels.gated_delta_rule.prepare import Options, Prepared, prepare
 from pallas_kernels.gated_delta_rule.scan import scan
 from pallas_kernels.gated_delta_rule.tuning import PrefillTuning
-from pallas_kernels.ragged import Segments, TileRanges, make_tile_ranges
+from pallas_kernels.ragged import make_tile_ranges
 
 from .device_time import Loop
 from .kernel_cases import Data, KernelCase
@@ -42,24 +43,18 @@ class Variant:
 
 def _prepare_tunings(default: PrefillTuning, per_channel: bool) -> Iterator[PrefillTuning]:
     for warps in (4, 8):
-        for leaf in (1, 8, 16):
-            yield replace(default, prepare_warps=warps, inverse_leaf=leaf)
-        yield replace(default, prepare_warps=warps, inverse_products="bf16")
-        if per_channel:
-            for block in (16, 64):
-                yield replace(default, prepare_warps=warps, key_block=block)
-            yield replace(default, prepare_warps=warps, decay_leaf=8)
-            yield replace(default, prepare_warps=warps, leaf_products="bf16")
+        for block in (32, 64) if per_channel else (default.key_block,):
+            yield replace(default, prepare_warps=warps, key_block=block)
+    yield replace(default, inverse_leaf=8)
+    if per_channel:
+        yield replace(default, leaf_products="bf16")
 
 
 def _scan_tunings(default: PrefillTuning) -> Iterator[PrefillTuning]:
-    for block, warps in ((16, 4), (32, 4), (64, 4), (64, 8), (128, 8)):
-        for stages in (1, 2, 3):
-            yield replace(default, value_block=block, scan_warps=warps, scan_stages=stages)
-    for block, warps in ((32, 4), (64, 4), (64, 8), (128, 8)):
-        for stages in (1, 2, 3):
+    for flip, block, warps in ((True, 64, 4), (True, 128, 8), (False, 32, 4), (False, 64, 4)):
+        for stages in (1, 2, 3, 4):
             yield replace(
-                default, value_block=block, scan_warps=warps, scan_stages=stages, transposed=True
+                default, transposed=flip, value_block=block, scan_warps=warps, scan_stages=stages
             )
 
 
@@ -68,10 +63,9 @@ def variants(case: KernelCase, interpret: bool) -> list[Variant]:
     if case.decode:
         default = DecodeTuning.default(case.sequences, case.shape.heads)
         tunings = [
-            DecodeTuning(block, warps, evict_first)
-            for block in (8, 16, 32, 64, 128)
+            DecodeTuning(block, warps)
+            for block in (16, 32, 64, 128)
             for warps in (1, 2, 4, 8)
-            for evict_first in (False, True)
             if 8 <= block * case.shape.key_dim // (32 * warps) <= 128
         ]
         return [
@@ -96,72 +90,68 @@ def _sets(case: KernelCase) -> list[Data]:
 def _decode_loop(
     case: KernelCase, tuning: DecodeTuning, expected: float, interpret: bool
 ) -> Callable[[], Loop]:
-    def step(carry: Any, data: Data) -> Any:
-        return decode(*data.tensors, carry[1], 0, data.slots, tuning=tuning, interpret=interpret)
+    def step(pool: Any, data: Data) -> Any:
+        return decode(
+            data.qkv, data.gates, pool, 0, data.slots, SOFTPLUS,
+            tuning=tuning, interpret=interpret,
+        )  # fmt: skip
 
-    def make() -> Loop:
-        sets = _sets(case)
-        return Loop(step, sets, (jnp.zeros_like(sets[0].tensors[2]), case.pool()), expected)
+    return lambda: Loop(step, _sets(case), case.pool(), expected)
 
-    return make
+
+def _sets_of(gates: Gates) -> Gates:
+    return gates._replace(A_log=gates.A_log[None], dt_bias=gates.dt_bias[None])
 
 
 def _prefill_loop(
     case: KernelCase, tuning: PrefillTuning, expected: float, interpret: bool
 ) -> Callable[[], Loop]:
-    def step(carry: Any, data: Data) -> Any:
+    def step(pool: Any, data: Data) -> Any:
         segments = case.segments(data.slots)
         return ragged_prefill(
-            *data.tensors, carry[1], 0, segments, tuning=tuning, interpret=interpret
-        )
+            data.qkv, _sets_of(data.gates), pool, jnp.zeros_like(segments.load), None,
+            segments, SOFTPLUS, tuning=tuning, interpret=interpret,
+        )  # fmt: skip
 
-    def make() -> Loop:
-        sets = _sets(case)
-        return Loop(step, sets, (jnp.zeros_like(sets[0].tensors[2]), case.pool()), expected)
+    return lambda: Loop(step, _sets(case), case.pool(), expected)
 
-    return make
+
+def _options(case: KernelCase, tuning: PrefillTuning, interpret: bool) -> Options:
+    s = case.shape
+    return Options(s.key_dim, s.value_dim, SOFTPLUS, tuning, True, interpret)
+
+
+def _prepare(case: KernelCase, options: Options, data: Data) -> Prepared:
+    tiles = make_tile_ranges(case.segments(data.slots).cu, case.tokens, options.tuning.chunk)
+    return prepare(data.qkv, _sets_of(data.gates), jnp.zeros_like(tiles.start), tiles, options)
 
 
 def _prepare_loop(
     case: KernelCase, tuning: PrefillTuning, expected: float, interpret: bool
 ) -> Callable[[], Loop]:
-    def step(carry: Any, data: Data) -> Any:
-        tiles = make_tile_ranges(case.segments(data.slots).cu, case.tokens, tuning.chunk)
-        return prepare(*data.tensors, tiles, tuning, interpret=interpret)
+    options = _options(case, tuning, interpret)
 
-    def make() -> Loop:
-        sets = _sets(case)
-        shapes = jax.eval_shape(lambda data: step(None, data), sets[0])
-        return Loop(
-            step, sets, jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes), expected
-        )
+    def step(_: Any, data: Data) -> Any:
+        return _prepare(case, options, data), ()
 
-    return make
+    return lambda: Loop(step, _sets(case), (), expected)
 
 
 def _scan_loop(
     case: KernelCase, tuning: PrefillTuning, expected: float, interpret: bool
 ) -> Callable[[], Loop]:
-    def ranges(data: Data) -> tuple[Segments, TileRanges]:
-        segments = case.segments(data.slots)
-        return segments, make_tile_ranges(segments.cu, case.tokens, tuning.chunk)
+    options = _options(case, tuning, interpret)
 
-    def step(carry: Any, inputs: Any) -> Any:
+    def step(pool: Any, inputs: Any) -> Any:
         data, prepared = inputs
-        v = data.tensors[2]
-        out = jax.ShapeDtypeStruct(v.shape, v.dtype)
-        segments, tiles = ranges(data)
-        return scan(prepared, carry[1], 0, segments, tiles, out, tuning, interpret=interpret)
+        segments = case.segments(data.slots)
+        tiles = make_tile_ranges(segments.cu, case.tokens, tuning.chunk)
+        layers = jnp.zeros_like(segments.load)
+        return scan(prepared, data.qkv, pool, layers, segments, tiles, options)
 
     def make() -> Loop:
         data = case.data(0)
-
-        def prepared_of(data: Data) -> Any:
-            _, tiles = ranges(data)
-            return prepare(*data.tensors, tiles, tuning, interpret=interpret)
-
-        prepared = jax.jit(prepared_of)(data)
-        carry = (jnp.zeros_like(data.tensors[2]), case.pool())
-        return Loop(step, [(data, prepared)], carry, expected)
+        prepared = jax.jit(lambda data: _prepare(case, options, data))(data)
+        return Loop(step, [(data, prepared)], case.pool(), expected)
 
     return make

@@ -1,13 +1,15 @@
-"""Suite `kernels`: device time of the gated delta rule, checked first, beside its peers.
+"""Suite `kernels`: device time of the kernels, checked first, beside their peers.
 
-Arms: `pallas`, `xla` (the reference form), `fla` (flash-linear-attention, when importable) and
-`floor` (every byte moved once, at the rate of a copy measured in the same run). A kernel whose
+Arms: `pallas`, `xla` (the reference form), `fla` (flash-linear-attention, when importable), `cudnn`
+(attention of one dense causal sequence) and `floor` (every byte moved once at the rate of a copy,
+or every product done at the rate of a large one, both measured in the same run). A kernel whose
 check against the reference is red gets no time.
 """
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -18,10 +20,14 @@ import jax.numpy as jnp
 from pallas_kernels.gated_delta_rule import decode_gated_delta_rule, ragged_gated_delta_rule
 
 from . import fla_peer
-from .device_time import REPEAT, Loop, copy_rate
+from .attention_cases import AttentionCase, attention_cases, tiny_attention_cases
+from .attention_cases import Variant as AttentionVariant
+from .device_time import REPEAT, Loop, copy_rate, matrix_rate
 from .kernel_cases import Data, KernelCase, all_cases, relative_rms, tiny_cases
 from .kernel_variants import Variant, variants
 from .results import Result, ResultsFile
+
+Case = KernelCase | AttentionCase
 
 BOUND = 5e-3  # relative RMS, bf16 inputs against float32 arithmetic
 
@@ -29,7 +35,7 @@ BOUND = 5e-3  # relative RMS, bf16 inputs against float32 arithmetic
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, required=True, metavar="DIR")
     parser.add_argument("--cases", default="", metavar="TEXT,...", help="parts of case names")
-    parser.add_argument("--arms", default="pallas,xla,fla", metavar="ARM,...")
+    parser.add_argument("--arms", default="pallas,xla,fla,cudnn", metavar="ARM,...")
     parser.add_argument("--variants", action="store_true", help="time tunings, not arms")
     parser.add_argument("--dry-run", action="store_true", help="tiny cases, interpreted")
 
@@ -38,32 +44,37 @@ def run(args: argparse.Namespace) -> None:
     if not args.dry_run and jax.default_backend() != "gpu":
         raise ValueError("times of kernels need a GPU; --dry-run interprets tiny cases")
     results = ResultsFile(args.out)
-    cases = tiny_cases() if args.dry_run else all_cases()
+    cases: list[Case] = [*all_cases(), *attention_cases()]
+    if args.dry_run:
+        cases = [*tiny_cases(), *tiny_attention_cases()]
     wanted = [part for part in args.cases.split(",") if part]
     cases = [c for c in cases if not wanted or any(part in c.name for part in wanted)]
     rate = copy_rate(1 << 20 if args.dry_run else 1 << 31)
     results.append(Result("kernels", "copy", "xla", "rate", rate / 1e12, "TB/s", REPEAT))
-    print(f"copy {rate / 1e12:.2f} TB/s", flush=True)
+    products = matrix_rate(64 if args.dry_run else 8192)
+    results.append(Result("kernels", "product", "xla", "rate", products / 1e12, "TFLOP/s", REPEAT))
+    print(f"copy {rate / 1e12:.2f} TB/s, products {products / 1e12:.0f} TFLOP/s", flush=True)
     if args.variants:
         _run_variants(cases, results, args.dry_run)
     else:
-        _run_arms(cases, results, rate, args.arms.split(","), args.dry_run)
+        _run_arms(cases, results, (rate, products), args.arms.split(","), args.dry_run)
 
 
 def op(case: KernelCase, pool: Any, data: Data, implementation: Any, interpret: bool) -> Any:
     """(o, pool)"""
     options = {"implementation": implementation, "interpret": interpret}
     if case.decode:
-        return decode_gated_delta_rule(*data.tensors, pool, 0, data.slots, **options)
+        return decode_gated_delta_rule(data.qkv, data.gates, pool, 0, data.slots, **options)
     segments = case.segments(data.slots)
-    return ragged_gated_delta_rule(*data.tensors, pool, 0, segments, **options)
+    return ragged_gated_delta_rule(data.qkv, data.gates, pool, 0, segments, **options)
 
 
-def check(case: KernelCase, interpret: bool) -> float:
+def check(case: Case, interpret: bool) -> float:
     """The larger relative RMS of outputs and states, against float32 arithmetic in XLA."""
+    if isinstance(case, AttentionCase):
+        return case.check(interpret)
     data, pool = case.data(0), case.pool()
-    q, k, v, g, beta = (x.astype(jnp.float32) for x in data.tensors)
-    wide = Data((q, k, v, g, beta), data.slots)
+    wide = data._replace(qkv=data.qkv.astype(jnp.float32))
     run = jax.jit(op, static_argnums=(0, 3, 4))
     o, after = run(case, pool, data, "pallas", interpret)
     expected, expected_after = run(case, pool, wide, "xla", False)
@@ -71,18 +82,18 @@ def check(case: KernelCase, interpret: bool) -> float:
     return max(relative_rms(o, expected), relative_rms(after[slots, 0], expected_after[slots, 0]))
 
 
-def _loop(case: KernelCase, implementation: str, expected: float, interpret: bool) -> Loop:
+def _loop(case: Case, implementation: str, expected: float, interpret: bool) -> Loop | None:
+    """None where an arm does not serve the case."""
+    if isinstance(case, AttentionCase):
+        return case.loop(implementation, expected, interpret)
+    if implementation not in ("pallas", "xla"):
+        return None
     sets = [case.data(seed) for seed in range(case.sets)]
 
     def step(pool: Any, data: Data) -> Any:
         return op(case, pool, data, implementation, interpret)
 
-    def keep_output(carry: Any, data: Data) -> Any:
-        o, pool = step(carry[1], data)
-        return o, pool
-
-    v = sets[0].tensors[2]
-    return Loop(keep_output, sets, (jnp.zeros_like(v), case.pool()), expected)
+    return Loop(step, sets, case.pool(), expected)
 
 
 def _compile(loops: list[Loop]) -> None:
@@ -91,27 +102,32 @@ def _compile(loops: list[Loop]) -> None:
 
 
 def _run_arms(
-    cases: list[KernelCase], results: ResultsFile, rate: float, arms: list[str], interpret: bool
+    cases: list[Case],
+    results: ResultsFile,
+    rates: tuple[float, float],
+    arms: list[str],
+    interpret: bool,
 ) -> None:
     table: dict[str, dict[str, float]] = {}
     for case in cases:
-        floor = case.floor_bytes / rate
+        floor = case.floor_seconds(*rates)
         times = table.setdefault(case.name, {"floor": floor})
         error = check(case, interpret)
         results.append(Result("kernels", case.name, "pallas", "error", error, "relative RMS", 1))
         red = error > BOUND
         print(f"{case.name:32} error {error:.1e}{' RED: no time' if red else ''}", flush=True)
-        ours = {"pallas": 6 * floor, "xla": 60 * floor}
+        expected = {"pallas": 6 * floor, "xla": 60 * floor, "cudnn": 2 * floor}
         loops = {
-            arm: _loop(case, arm, ours[arm], interpret)
-            for arm in ours
+            arm: loop
+            for arm, seconds in expected.items()
             if arm in arms and not (red and arm == "pallas")
+            if (loop := _loop(case, arm, seconds, interpret)) is not None
         }
         _compile(list(loops.values()))
         for arm, loop in loops.items():
             times[arm] = loop.seconds()
         loops.clear()
-        if "fla" in arms and fla_peer.available():
+        if "fla" in arms and isinstance(case, KernelCase) and fla_peer.available():
             try:
                 times["fla"] = fla_peer.seconds(case, 12 * floor)
             except Exception as error:  # a peer's failure must not lose our numbers
@@ -124,7 +140,7 @@ def _run_arms(
         print(_row(name, times))
 
 
-COLUMNS = ("pallas", "xla", "fla", "floor")
+COLUMNS = ("pallas", "xla", "fla", "cudnn", "floor")
 
 
 def _row(name: str, times: dict[str, float]) -> str:
@@ -137,10 +153,14 @@ def _row(name: str, times: dict[str, float]) -> str:
     return f"{name:32}{cells}{against}" + (f"{ours / times['floor']:14.1f}" if ours else "")
 
 
-def _run_variants(cases: list[KernelCase], results: ResultsFile, interpret: bool) -> None:
+def _run_variants(cases: list[Case], results: ResultsFile, interpret: bool) -> None:
     for case in cases:
-        found: list[tuple[float, Variant]] = []
-        batch = variants(case, interpret)
+        found: list[tuple[float, Variant | AttentionVariant]] = []
+        batch: Sequence[Variant | AttentionVariant]
+        if isinstance(case, AttentionCase):
+            batch = case.variants(interpret)
+        else:
+            batch = variants(case, interpret)
         with ThreadPoolExecutor(8) as threads:
             loops = list(threads.map(_try_compile, batch))
         for variant, loop in zip(batch, loops, strict=True):
@@ -159,7 +179,7 @@ def _run_variants(cases: list[KernelCase], results: ResultsFile, interpret: bool
             print(f"  {variant.kernel:8} {1e3 * seconds:9.4f} ms  {variant.label}", flush=True)
 
 
-def _try_compile(variant: Variant) -> Loop | None:
+def _try_compile(variant: Variant | AttentionVariant) -> Loop | None:
     try:
         loop = variant.loop()
         loop.compile()

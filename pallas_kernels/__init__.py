@@ -2,19 +2,26 @@
 
 from .causal_conv1d import decode_causal_conv1d, dense_causal_conv1d, ragged_causal_conv1d
 from .gated_delta_rule import (
+    Activation,
+    Gates,
     chunk_gated_delta_rule,
     decode_gated_delta_rule,
     ragged_gated_delta_rule,
     recurrent_gated_delta_rule,
+    unpack,
 )
 from .grouped_matmul import grouped_matmul
 from .paged_attention import decode_paged_attention, ragged_paged_attention, write_pages
 from .ragged import CONTINUE, NO_SLOT, Segments
 from .ragged_pack import PackedStates, copy_rows, pack_states, row_positions, unpack_states
+from .skinny_matmul import skinny_matmul
+from .suffix_replay import suffix_replay
 
 __all__ = [
     "CONTINUE",
     "NO_SLOT",
+    "Activation",
+    "Gates",
     "PackedStates",
     "Segments",
     "chunk_gated_delta_rule",
@@ -29,6 +36,9 @@ __all__ = [
     "ragged_gated_delta_rule",
     "ragged_paged_attention",
     "recurrent_gated_delta_rule",
+    "suffix_replay",
+    "unpack",
+    "skinny_matmul",
     "row_positions",
     "unpack_states",
     "write_pages",

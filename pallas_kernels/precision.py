@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Protocol
 
 import jax.numpy as jnp
-from jax import Array
 
 
-def working_dtype(x: Array) -> Any:
+class HasDtype(Protocol):
+    @property
+    def dtype(self) -> Any: ...
+
+
+def working_dtype(x: HasDtype) -> Any:
     """float32, or float64 for float64 inputs (oracles)."""
     return jnp.float64 if x.dtype == jnp.float64 else jnp.float32

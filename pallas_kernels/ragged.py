@@ -118,7 +118,7 @@ def chain_end(segments: Segments) -> Int32[Array, " G"]:
     return jnp.where(segments.load == CONTINUE, index, behind)
 
 
-def gather_slots(pool: Array, slots: Int32[Array, " N"], layer: int) -> Array:
+def gather_slots(pool: Array, slots: Int32[Array, " N"], layer: int | Array) -> Array:
     """`pool[slots, layer]` with zeros where the slot is negative. Pool is [S, L, ...].
 
     The barrier makes the rows a value of their own. Were the read fused into later work, some of it
@@ -129,7 +129,7 @@ def gather_slots(pool: Array, slots: Int32[Array, " N"], layer: int) -> Array:
     return jnp.where(keep, rows, jnp.zeros((), rows.dtype))
 
 
-def scatter_slots(pool: Array, slots: Int32[Array, " N"], layer: int, rows: Array) -> Array:
+def scatter_slots(pool: Array, slots: Int32[Array, " N"], layer: int | Array, rows: Array) -> Array:
     """Pool with `rows` at `[slots, layer]`; rows with a negative slot are dropped.
 
     (With a single slot XLA fuses reading, updating and writing, and keeps a copy of the pool to be

@@ -24,11 +24,11 @@ MAX_BLOCK = 128  # of a dimension held in registers
 
 
 def use_pallas(implementation: Implementation | None) -> bool:
-    """None: XLA. The prefill kernels have passed their checks on an H200, the decode kernel has
-    only been timed there and no engine has run on them: until one has, they are asked for by name.
-    """
+    """None: Pallas where JAX runs on an NVIDIA GPU, XLA elsewhere."""
     if implementation not in (None, "pallas", "xla"):
         raise ValueError(f"implementation is {implementation!r}; expected 'pallas', 'xla' or None")
+    if implementation is None:
+        return jax.default_backend() == "gpu"
     return implementation == "pallas"
 
 
@@ -80,6 +80,12 @@ class Dot:
 
 def iota(shape: tuple[int, ...], dimension: int) -> Array:
     return lax.broadcasted_iota(jnp.int32, shape, dimension)
+
+
+def barrier(interpret: bool) -> None:
+    """Order a program's accesses to memory among its threads."""
+    if not interpret:
+        plt.debug_barrier()
 
 
 def triton_call(

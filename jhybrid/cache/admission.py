@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from jhybrid.cache.allocator import PoolCounts
-from jhybrid.cache.radix_node import Lock, Refusal
+from jhybrid.cache.offload import Load
+from jhybrid.cache.radix_node import Checkpoint, Lock, PageIds, Refusal
 
 
 @dataclass(eq=False)
@@ -14,15 +15,20 @@ class Admission:
 
     matched: int  # tokens whose KV is reused
     restored: int  # depth of the state to start from; 0: zero state
-    source_slot: int  # the tree's slot with that state, to be read and never written; -1: zero
+    source: Checkpoint | None  # that state, to be read and never written; None: zero
     slot: int  # the request's own slot
-    page_table: list[int]
+    page_table: PageIds  # of [0, ...), one entry a page; replaced when it grows
     page_copies: list[tuple[int, int]]  # (src, dst) to be copied before the first step
+    input_copies: list[tuple[int, int]]  # likewise of their pages of group inputs
     write_from: int  # first position whose KV the request writes
     branch_depth: int | None  # where a checkpoint helps the next request that shares the prefix
     reason: str | None  # why restored < matched, or why nothing was matched
     lock: Lock
+    loads: list[Load]  # pages that come from host memory
     shared: int  # full pages of [0, shared) are the tree's
+    known: int  # tokens at admission: the end of the prompt
+    exact: bool  # no approximation in what it was given, nor in what it has computed
+    strict: bool  # takes and gives only what is exact
     state_depth: int | None = None  # tokens the state in `slot` has consumed; None: not written
 
     def set_state_depth(self, depth: int) -> None:
@@ -46,8 +52,8 @@ class Commit:
 
 @dataclass(frozen=True)
 class CacheStats:
-    """Owners per pool, and how many pages and checkpoints had to make room, by pool."""
+    """Owners by pool, how many pages and checkpoints had to make room, and demotions by outcome."""
 
-    kv_pages: PoolCounts
-    native_slots: PoolCounts
+    pools: dict[str, PoolCounts]
     evictions: dict[str, int]
+    demotions: dict[str, int]

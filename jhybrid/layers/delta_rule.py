@@ -6,21 +6,33 @@ Each is one call whatever the batch: from zero, over packed segments, or one tok
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import NamedTuple
 
 import jax
 from jax import Array
 from jaxtyping import Float
 
 from pallas_kernels import (
+    Activation,
+    Gates,
     chunk_gated_delta_rule,
     decode_causal_conv1d,
     decode_gated_delta_rule,
     dense_causal_conv1d,
     ragged_causal_conv1d,
     ragged_gated_delta_rule,
+    unpack,
 )
 
-from ..batch import Batch, Caches, DecodeBatch, DenseBatch, PrefillBatch
+from ..batch import Batch, Caches, DecodeBatch, DenseBatch, PrefillBatch, ReplayBatch
+from ..config import LinearAttentionConfig
+
+
+class RuleInputs(NamedTuple):
+    """What the recurrence of one layer reads; W is the config's `conv_width`."""
+
+    qkv: Float[Array, "*B Hk W"]
+    gates: Gates
 
 
 def convolve(
@@ -28,13 +40,13 @@ def convolve(
     conv_weight: Float[Array, "C J"],
     caches: Caches | None,
     layer: int,
-    batch: Batch,
+    batch: Batch | ReplayBatch,
 ) -> tuple[Float[Array, "*B C"], Caches | None]:
     """Short convolution with silu, windows carried as the batch asks."""
     match batch:
         case DenseBatch():
             return dense_causal_conv1d(x, conv_weight), caches
-        case PrefillBatch():
+        case PrefillBatch() | ReplayBatch():
             assert caches is not None
             y, pool = ragged_causal_conv1d(x, conv_weight, caches.conv, layer, batch.segments)
         case DecodeBatch():
@@ -44,26 +56,34 @@ def convolve(
 
 
 def delta_rule(
-    q: Float[Array, "*B Hk K"],
-    k: Float[Array, "*B Hk K"],
-    v: Float[Array, "*B H V"],
-    g: Float[Array, ...],
-    beta: Float[Array, "*B H"],
+    inputs: RuleInputs,
     caches: Caches | None,
     layer: int,
     batch: Batch,
+    config: LinearAttentionConfig,
 ) -> tuple[Float[Array, "*B H V"], Caches | None]:
-    """The recurrence, states carried as the batch asks. g is per head or per key channel."""
+    """The recurrence, states carried as the batch asks."""
+    qkv, gates = inputs
+    activation = gate_activation(config)
     match batch:
         case DenseBatch():
-            o, _ = jax.vmap(chunk_gated_delta_rule)(q, k, v, g, beta)
+            five = unpack(qkv, gates, config.key_dim, activation)
+            o, _ = jax.vmap(chunk_gated_delta_rule)(*five)
             return o, caches
         case PrefillBatch():
             assert caches is not None
-            pool = caches.recurrent
-            o, pool = ragged_gated_delta_rule(q, k, v, g, beta, pool, layer, batch.segments)
+            o, pool = ragged_gated_delta_rule(
+                qkv, gates, caches.recurrent, layer, batch.segments, activation=activation
+            )
         case DecodeBatch():
             assert caches is not None
-            pool = caches.recurrent
-            o, pool = decode_gated_delta_rule(q, k, v, g, beta, pool, layer, batch.state_slots)
+            o, pool = decode_gated_delta_rule(
+                qkv, gates, caches.recurrent, layer, batch.state_slots, activation=activation
+            )
     return o, replace(caches, recurrent=pool)
+
+
+def gate_activation(config: LinearAttentionConfig) -> Activation:
+    """How the ops turn this model's logits into decays and strengths."""
+    bound = config.gate_lower_bound if config.gate == "safe" else None
+    return Activation(lower_bound=bound, beta_scale=config.beta_scale)

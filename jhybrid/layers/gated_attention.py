@@ -23,7 +23,7 @@ from ..config import AttentionConfig
 from ..params import ParamSpec, scale, weight
 from ..sharding import AXIS
 from .linear import project, reduce_project
-from .norm import rms_norm
+from .norm import Normed, rms_norm
 from .rope import rotate
 
 
@@ -60,7 +60,7 @@ def gated_attention_specs(hidden: int, c: AttentionConfig) -> GatedAttentionPara
 
 def gated_attention(
     params: GatedAttentionParams,
-    x: Float[Array, "*B D"],
+    x: Float[Array, "*B D"] | Normed,
     caches: Caches | None,
     layer: int,
     batch: Batch,

@@ -16,14 +16,15 @@ from flax import struct
 from jax import Array
 from jaxtyping import Float
 
+from pallas_kernels import Gates
 from pallas_kernels.precision import working_dtype
 
-from ..batch import Batch, Caches
+from ..batch import Batch, Caches, ReplayBatch
 from ..config import LinearAttentionConfig
 from ..params import ParamSpec, scale, weight
-from .delta_rule import convolve, delta_rule
+from .delta_rule import RuleInputs, convolve, delta_rule
 from .linear import project, reduce_project
-from .norm import rms_norm
+from .norm import Normed, rms_norm
 
 
 @struct.dataclass
@@ -60,32 +61,50 @@ def gated_delta_net_specs(
 
 def gated_delta_net(
     params: GatedDeltaNetParams,
-    x: Float[Array, "*B D"],
+    x: Float[Array, "*B D"] | Normed,
     caches: Caches | None,
     layer: int,
     batch: Batch,
     config: LinearAttentionConfig,
 ) -> tuple[Float[Array, "*B D"], Caches | None]:
     """One mixer; `layer` counts the linear layers. Caches are None for a DenseBatch."""
+    inputs, z, caches = gated_delta_net_inputs(params, x, caches, layer, batch, config)
+    o, caches = delta_rule(inputs, caches, layer, batch, config)
+    return gated_delta_net_output(params, o, z, config), caches
+
+
+def gated_delta_net_inputs(
+    params: GatedDeltaNetParams,
+    x: Float[Array, "*B D"] | Normed,
+    caches: Caches | None,
+    layer: int,
+    batch: Batch | ReplayBatch,
+    config: LinearAttentionConfig,
+) -> tuple[RuleInputs, Float[Array, "*B Hk RV"], Caches | None]:
+    """What the recurrence reads, and the output gate z that waits for its result."""
     lead = x.shape[:-1]
     mixed = project(x, params.qkvz)  # [..., Hk, W + R V]
-    key_heads, group = params.A_log.shape
+    key_heads = params.A_log.shape[0]
     qkv, z = mixed[..., : config.conv_width], mixed[..., config.conv_width :]
-    gates = project(x, params.ba, dtype=working_dtype(x))
-    beta = config.beta_scale * jax.nn.sigmoid(gates[..., 0, :, :])
-    g = -jnp.exp(params.A_log) * jax.nn.softplus(gates[..., 1, :, :] + params.dt_bias)
-    beta, g = (y.reshape(*lead, key_heads * group) for y in (beta, g))
+    logits = project(x, params.ba, dtype=working_dtype(x))
+    beta, decay = (logits[..., n, :, :].reshape(*lead, -1) for n in range(2))
+    gates = Gates(decay, beta, params.A_log.reshape(-1), params.dt_bias.reshape(-1))
 
     flat = qkv.reshape(*lead, key_heads * config.conv_width)
     conv_weight = params.conv.reshape(key_heads * config.conv_width, config.conv_size)
     flat, caches = convolve(flat, conv_weight, caches, layer, batch)
-    qkv = flat.reshape(qkv.shape)
-    q = qkv[..., : config.key_dim]
-    k = qkv[..., config.key_dim : 2 * config.key_dim]
-    v = qkv[..., 2 * config.key_dim :].reshape(*lead, key_heads * group, config.value_dim)
+    return RuleInputs(flat.reshape(qkv.shape), gates), z, caches
 
-    o, caches = delta_rule(q, k, v, g, beta, caches, layer, batch)
-    o = rms_norm(o.astype(g.dtype), params.norm, config.norm_eps)
-    o = o.reshape(*lead, key_heads, group, config.value_dim)
+
+def gated_delta_net_output(
+    params: GatedDeltaNetParams,
+    o: Float[Array, "*B H V"],
+    z: Float[Array, "*B Hk RV"],
+    config: LinearAttentionConfig,
+) -> Float[Array, "*B D"]:
+    """The recurrence's result normalised, gated and projected back to the model's width."""
+    key_heads, group = params.A_log.shape
+    o = rms_norm(o.astype(working_dtype(z)), params.norm, config.norm_eps)
+    o = o.reshape(*z.shape[:-2], key_heads, group, config.value_dim)
     o = o * jax.nn.silu(z.reshape(o.shape).astype(o.dtype))
-    return reduce_project(o.astype(x.dtype), params.out), caches
+    return reduce_project(o.astype(z.dtype), params.out)

@@ -17,14 +17,15 @@ from flax import struct
 from jax import Array
 from jaxtyping import Float
 
+from pallas_kernels import Gates
 from pallas_kernels.precision import working_dtype
 
-from ..batch import Batch, Caches
+from ..batch import Batch, Caches, ReplayBatch
 from ..config import LinearAttentionConfig
 from ..params import ParamSpec, scale, weight
-from .delta_rule import convolve, delta_rule
+from .delta_rule import RuleInputs, convolve, delta_rule
 from .linear import project, reduce_project
-from .norm import rms_norm
+from .norm import Normed, rms_norm
 
 
 @struct.dataclass
@@ -84,37 +85,47 @@ def kimi_delta_attention_specs(
 
 def kimi_delta_attention(
     params: KimiDeltaAttentionParams,
-    x: Float[Array, "*B D"],
+    x: Float[Array, "*B D"] | Normed,
     caches: Caches | None,
     layer: int,
     batch: Batch,
     config: LinearAttentionConfig,
 ) -> tuple[Float[Array, "*B D"], Caches | None]:
     """One mixer; `layer` counts the linear layers. Caches are None for a DenseBatch."""
+    inputs, caches = kimi_delta_attention_inputs(params, x, caches, layer, batch, config)
+    o, caches = delta_rule(inputs, caches, layer, batch, config)
+    return kimi_delta_attention_output(params, o, x, config), caches
+
+
+def kimi_delta_attention_inputs(
+    params: KimiDeltaAttentionParams,
+    x: Float[Array, "*B D"] | Normed,
+    caches: Caches | None,
+    layer: int,
+    batch: Batch | ReplayBatch,
+    config: LinearAttentionConfig,
+) -> tuple[RuleInputs, Caches | None]:
+    """What the recurrence reads."""
     lead, work = x.shape[:-1], working_dtype(x)
     heads, width = params.conv.shape[:2]
     z = project(project(x, params.decay_down), params.decay_up, dtype=work)  # [..., H, K]
-    g = log_decay(z + params.dt_bias, params.A_log, config)
-    beta = config.beta_scale * jax.nn.sigmoid(project(x, params.beta, dtype=work))
+    gates = Gates(z, project(x, params.beta, dtype=work), params.A_log, params.dt_bias)
 
     flat = project(x, params.qkv).reshape(*lead, heads * width)
     conv_weight = params.conv.reshape(heads * width, config.conv_size)
     flat, caches = convolve(flat, conv_weight, caches, layer, batch)
-    qkv = flat.reshape(*lead, heads, width)
-    q, k, v = jnp.split(qkv, [config.key_dim, 2 * config.key_dim], axis=-1)
+    return RuleInputs(flat.reshape(*lead, heads, width), gates), caches
 
-    o, caches = delta_rule(q, k, v, g, beta, caches, layer, batch)
+
+def kimi_delta_attention_output(
+    params: KimiDeltaAttentionParams,
+    o: Float[Array, "*B H V"],
+    x: Float[Array, "*B D"] | Normed,
+    config: LinearAttentionConfig,
+) -> Float[Array, "*B D"]:
+    """The recurrence's result normalised, gated by the mixer's input x and projected back."""
+    work = working_dtype(x)
     o = rms_norm(o.astype(work), params.norm, config.norm_eps)
     inner = x if params.gate_down is None else project(x, params.gate_down)
     o = o * jax.nn.sigmoid(project(inner, params.gate_up, dtype=work))
-    return reduce_project(o.astype(x.dtype), params.out), caches
-
-
-def log_decay(
-    z: Float[Array, "*B H K"], A_log: Float[Array, " H"], config: LinearAttentionConfig
-) -> Float[Array, "*B H K"]:
-    """g <= 0 of each key channel from its biased gate input, in float32."""
-    rate = jnp.exp(A_log)[:, None]
-    if config.gate == "safe":
-        return config.gate_lower_bound * jax.nn.sigmoid(rate * z)
-    return -rate * jax.nn.softplus(z)
+    return reduce_project(o.astype(x.dtype), params.out)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import jax
@@ -10,11 +11,10 @@ from flax import struct
 from jax import Array
 from jaxtyping import Float
 
-from pallas_kernels.precision import working_dtype
-
 from ..config import Activation
 from ..params import weight
-from .linear import project, reduce_project
+from .linear import gated_project, reduce_project
+from .norm import Normed
 
 SITU_GATE_BOUND, SITU_UP_BOUND = 4.0, 25.0
 
@@ -36,14 +36,14 @@ def gated_activation(
     gate: Float[Array, ...], up: Float[Array, ...], kind: Activation
 ) -> Float[Array, ...]:
     """silu(gate) up, or Kimi-K3's SiTU: 4 tanh(gate/4) sigmoid(gate) * 25 tanh(up/25)."""
-    work = working_dtype(gate)
-    a, b = gate.astype(work), up.astype(work)
     if kind == "silu":
-        return (jax.nn.silu(a) * b).astype(gate.dtype)
-    a = SITU_GATE_BOUND * jnp.tanh(a / SITU_GATE_BOUND) * jax.nn.sigmoid(a)
-    return (a * SITU_UP_BOUND * jnp.tanh(b / SITU_UP_BOUND)).astype(gate.dtype)
+        return jax.nn.silu(gate) * up
+    bounded = SITU_GATE_BOUND * jnp.tanh(gate / SITU_GATE_BOUND) * jax.nn.sigmoid(gate)
+    return bounded * SITU_UP_BOUND * jnp.tanh(up / SITU_UP_BOUND)
 
 
-def mlp(params: MLPParams, x: Float[Array, "... D"], kind: Activation) -> Float[Array, "... D"]:
-    both = project(x, params.gate_up)  # [..., 2, F]
-    return reduce_project(gated_activation(both[..., 0, :], both[..., 1, :], kind), params.down)
+def mlp(
+    params: MLPParams, x: Float[Array, "... D"] | Normed, kind: Activation
+) -> Float[Array, "... D"]:
+    h = gated_project(x, params.gate_up, functools.partial(gated_activation, kind=kind))
+    return reduce_project(h, params.down)

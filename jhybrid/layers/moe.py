@@ -9,6 +9,7 @@ experts and the partial sums meet once.
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import jax
@@ -23,7 +24,7 @@ from pallas_kernels.precision import working_dtype
 from ..config import Activation, MoEConfig
 from ..params import ParamSpec, scale, weight
 from ..sharding import AXIS
-from .linear import project
+from .linear import gated_project, project
 from .mlp import MLPParams, gated_activation, mlp_specs
 from .norm import rms_norm
 
@@ -137,7 +138,8 @@ def run_experts(
     inner = params.gate_up.shape[2]
     gate_up = params.gate_up.reshape(params.gate_up.shape[0], 2 * inner, -1)
     both = grouped_matmul(x[order // top], gate_up, sizes).astype(x.dtype)
-    h = gated_activation(both[:, :inner], both[:, inner:], activation)
+    gate, up = (y.astype(weights.dtype) for y in (both[:, :inner], both[:, inner:]))
+    h = gated_activation(gate, up, activation).astype(x.dtype)
     y = grouped_matmul(h, params.down, sizes)[jnp.argsort(order)]
     # Summed per token in the order of its own experts, whoever else is in the batch.
     return jnp.sum(y.reshape(count, top, -1) * weights[..., None], axis=1)
@@ -150,8 +152,8 @@ def shared_expert(
     work = working_dtype(x)
     if params.shared is None:
         return jnp.zeros(x.shape, work)
-    both = project(x, params.shared.gate_up)
-    h = gated_activation(both[..., 0, :], both[..., 1, :], activation)
+    gated = functools.partial(gated_activation, kind=activation)
+    h = gated_project(x, params.shared.gate_up, gated)
     y = project(h, params.shared.down, dtype=work)
     if params.shared_gate is None:
         return y

@@ -27,7 +27,7 @@ from ..batch import Batch, Caches, DecodeBatch, DenseBatch, PrefillBatch
 from ..config import LatentAttentionConfig
 from ..params import scale, weight
 from .linear import project, reduce_project
-from .norm import rms_norm
+from .norm import Normed, rms_norm
 
 
 @struct.dataclass
@@ -66,7 +66,7 @@ def latent_attention_specs(hidden: int, c: LatentAttentionConfig) -> LatentAtten
 
 def latent_attention(
     params: LatentAttentionParams,
-    x: Float[Array, "*B D"],
+    x: Float[Array, "*B D"] | Normed,
     caches: Caches | None,
     layer: int,
     batch: Batch,

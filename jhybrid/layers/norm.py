@@ -2,17 +2,41 @@
 
 from __future__ import annotations
 
-import jax.numpy as jnp
-from jax import Array, lax
+from typing import Any
+
+from flax import struct
+from jax import Array
 from jaxtyping import Float
 
-from pallas_kernels.precision import working_dtype
+from pallas_kernels.skinny_matmul import rms_norm
 
 
-def rms_norm(
-    x: Float[Array, "... D"], weight: Float[Array, " D"], eps: float
-) -> Float[Array, "... D"]:
-    """w x / sqrt(mean(x^2) + eps) over the last axis, in float32, cast back to x's dtype."""
-    work = x.astype(working_dtype(x))
-    variance = jnp.mean(work * work, axis=-1, keepdims=True)
-    return (work * lax.rsqrt(variance + eps) * weight.astype(work.dtype)).astype(x.dtype)
+@struct.dataclass
+class Normed:
+    """A norm that is still to be applied: a product of few rows does so while it reads them.
+
+    Layers take it wherever they take an array that they only project.
+    """
+
+    x: Float[Array, "... D"]
+    weight: Any  # [D] float32
+    eps: float = struct.field(pytree_node=False)
+
+    @property
+    def value(self) -> Float[Array, "... D"]:
+        return rms_norm(self.x, self.weight, self.eps)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.x.shape
+
+    @property
+    def ndim(self) -> int:
+        return self.x.ndim
+
+    @property
+    def dtype(self) -> Any:
+        return self.x.dtype
+
+
+__all__ = ["Normed", "rms_norm"]

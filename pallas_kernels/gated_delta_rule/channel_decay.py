@@ -12,84 +12,103 @@ on the wrong side for some pairs, where the exponents reach s/2 log-decays above
 log-decays are floored at -144 / s, so that no factor leaves the range of float32. A floored decay
 is still below exp(-144 / s) in size: off by at most 1.3e-4 of the product of the vectors for
 s = 16 (for bf16), and below float32 rounding for s <= 8. s = 1 floors nothing.
+
+Sums of log-decays are matrix products with the zeros and ones of `sum_masks`: exact but for the
+rounding of g itself, which is the same in all of them; no sum is a difference of longer ones.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
+from jax.typing import DTypeLike
 
 from ..triton import Dot, iota
 from .inverse import halving_mask
 
 EXPONENT_LIMIT = 72.0  # exp(72) times a key, and its inverse, are normal in float32 and bf16
+LEAST = -6e4  # a log-decay that float16 holds
+
+Sums = Callable[[int, Array], Array]  # (number of a mask, g [C, Kb]) -> [C, Kb]
 
 
 class Decayed(NamedTuple):
     """Queries and keys [C, Kb] with decays from the tile's start or to its end."""
 
-    q_from_start: Array  # times exp(g_1 + ... + g_i)
+    q_from_start: Array | None  # times exp(g_1 + ... + g_i)
     k_from_start: Array
     k_to_end: Array  # times exp(g_{i+1} + ... + g_C)
 
 
-def _leaf_exponents(g: Array, leaf: int) -> tuple[Array, Array]:
-    """Sums over each leaf up to and with a token, and behind it. [C, K]"""
-    if leaf == 1:
-        return g, jnp.zeros_like(g)
-    blocks = g.reshape(-1, leaf, g.shape[1])
-    upto = jnp.cumsum(blocks, axis=1)
-    behind = jnp.sum(blocks, axis=1, keepdims=True) - upto
-    return upto.reshape(g.shape), jnp.minimum(behind, 0.0).reshape(g.shape)
+def sum_masks(size: int, leaf: int, dtype: DTypeLike) -> Array:
+    """[n, C, C] of 0, 1 and -1: each times g is a sum of log-decays for every row.
 
-
-def _other_half(sums: Array, half: int, of: int, shape: tuple[int, ...]) -> Array:
-    """exp(sums of blocks `of`) for the rows of the blocks' neighbours, 1 for the others. [C, K]"""
-    pairs = sums.reshape(-1, 2, shape[1])
-    which = iota(pairs.shape, 1)
-    wanted = jnp.sum(jnp.where(which == of, pairs, 0.0), axis=1, keepdims=True)
-    factors = jnp.exp(jnp.where(which == of, 0.0, wanted))
-    spread = (pairs.shape[0], 2, half, shape[1])
-    return jnp.broadcast_to(factors[:, :, None, :], spread).reshape(shape)
+    From the tile's start; to its end; from the middle of the leaf; and for each level, in the
+    upper half of a block from that half's start, in the lower half to that half's end.
+    """
+    i, m = np.arange(size)[:, None], np.arange(size)[None, :]
+    upto, behind = m <= i, m > i
+    middle = i // leaf * leaf + leaf // 2
+    from_middle = (upto & (m >= middle)) * 1 - (behind & (m < middle)) * 1
+    masks = [upto, behind, from_middle]
+    for level in range(leaf.bit_length() - 1, size.bit_length() - 1):
+        same_half = i >> level == m >> level
+        masks.append(same_half & np.where((i >> level) & 1 == 1, upto, behind))
+    return jnp.asarray(np.stack(masks), dtype)
 
 
 def _add_leaf_pairs(
-    sums: tuple[Array, Array], q: Array, k: Array, g: Array, leaf: int, dot: Dot
-) -> tuple[Array, Array]:
+    sums: tuple[Array, Array | None],
+    q: Array | None,
+    k: Array,
+    g: Array,
+    sum_of: Sums,
+    leaf: int,
+    dot: Dot,
+) -> tuple[Array, Array | None]:
     kk, qk = sums
     size = k.shape[0]
     i, j = iota((size, size), 0), iota((size, size), 1)
     if leaf == 1:  # kk is not needed on the diagonal
-        return kk, jnp.where(i == j, qk + jnp.sum(q * k, axis=1)[:, None], qk)
-    blocks = jnp.maximum(g, -2 * EXPONENT_LIMIT / leaf).reshape(-1, leaf, g.shape[1])
-    first_half = iota((size // leaf, leaf, g.shape[1]), 1) < leaf // 2
-    middle = jnp.sum(jnp.where(first_half, blocks, 0.0), axis=1, keepdims=True)
-    relative = (jnp.cumsum(blocks, axis=1) - middle).reshape(g.shape)
+        if q is not None and qk is not None:
+            qk = jnp.where(i == j, qk + jnp.sum(q * k, axis=1)[:, None], qk)
+        return kk, qk
+    relative = sum_of(2, jnp.maximum(g, -2 * EXPONENT_LIMIT / leaf))
     row, column = jnp.exp(relative), k * jnp.exp(-relative)
     same_leaf = (i // leaf == j // leaf) & (i >= j)
     kk = jnp.where(same_leaf, kk + dot(k * row, column, tb=True), kk)
-    return kk, jnp.where(same_leaf, qk + dot(q * row, column, tb=True), qk)
+    if q is not None and qk is not None:
+        qk = jnp.where(same_leaf, qk + dot(q * row, column, tb=True), qk)
+    return kk, qk
 
 
 def add_decayed_products(
-    sums: tuple[Array, Array], q: Array, k: Array, g: Array, leaf: int, leaf_dot: Dot, dot: Dot
-) -> tuple[tuple[Array, Array], Decayed]:
+    sums: tuple[Array, Array | None],
+    q: Array | None,
+    k: Array,
+    g: Array,
+    sum_of: Sums,
+    leaf: int,
+    leaf_dot: Dot,
+    dot: Dot,
+) -> tuple[tuple[Array, Array | None], Decayed]:
     """(kk, qk) [C, C] with the terms of a block of key channels added; q, k, g [C, Kb] float32.
 
-    kk is right for i > j, qk for i >= j; above the diagonal they stay as they were.
+    kk is right for i > j, qk for i >= j; above the diagonal they stay as they were. Without
+    queries, qk is None.
     """
     size = k.shape[0]
-    kk, qk = _add_leaf_pairs(sums, q, k, g, leaf, leaf_dot)
-    upto, behind = _leaf_exponents(g, leaf)
-    row, column = jnp.exp(upto), jnp.exp(behind)
-    totals = jnp.sum(g.reshape(-1, leaf, g.shape[1]), axis=1)
-    for level in range(leaf.bit_length() - 1, size.bit_length() - 1):
-        mask = halving_mask(size, level)
-        kk = jnp.where(mask, kk + dot(k * row, k * column, tb=True), kk)
-        qk = jnp.where(mask, qk + dot(q * row, k * column, tb=True), qk)
-        row = row * _other_half(totals, 1 << level, 0, g.shape)
-        column = column * _other_half(totals, 1 << level, 1, g.shape)
-        totals = jnp.sum(totals.reshape(-1, 2, g.shape[1]), axis=1)
-    return (kk, qk), Decayed(q * row, k * row, k * column)
+    kk, qk = _add_leaf_pairs(sums, q, k, g, sum_of, leaf, leaf_dot)
+    for n, level in enumerate(range(leaf.bit_length() - 1, size.bit_length() - 1)):
+        decay = jnp.exp(jnp.minimum(sum_of(3 + n, g), 0.0))
+        mask, decayed = halving_mask(size, level), k * decay
+        kk = jnp.where(mask, kk + dot(decayed, decayed, tb=True), kk)
+        if q is not None and qk is not None:
+            qk = jnp.where(mask, qk + dot(q * decay, decayed, tb=True), qk)
+    from_start, to_end = (jnp.exp(jnp.minimum(sum_of(n, g), 0.0)) for n in (0, 1))
+    out = Decayed(None if q is None else q * from_start, k * from_start, k * to_end)
+    return (kk, qk), out

@@ -13,6 +13,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plt
 
 from ..triton import dividing_block, power_of_two_blocks, triton_call
+from .inputs import Activation, Gates
 from .reference import L2_EPS
 
 
@@ -37,24 +38,45 @@ class DecodeTuning:
 def _kernel(
     layer_ref: Any,
     slot_ref: Any,
-    q_ref: Any,
-    k_ref: Any,
-    v_ref: Any,
-    g_ref: Any,
+    qkv_ref: Any,
+    z_ref: Any,
     beta_ref: Any,
+    rate_ref: Any,
+    bias_ref: Any,
     pool_ref: Any,
     o_ref: Any,
     new_pool_ref: Any,
     *,
-    per_channel: bool,
+    activation: Activation,
     tuning: DecodeTuning,
 ) -> None:
     block, head, row = (pl.program_id(axis) for axis in range(3))
-    key_dim, width = k_ref.shape[2], tuning.value_block
-    key_head = head // (v_ref.shape[1] // k_ref.shape[1])
+    (heads, key_dim, value_dim), width = pool_ref.shape[2:], tuning.value_block
+    group = heads // qkv_ref.shape[1]
+    key_head = head // group
     slot, layer = slot_ref[row], layer_ref[0]
     values = pl.ds(block * width, width)
     policy = "evict_first" if tuning.evict_first else None
+    blocks = power_of_two_blocks(key_dim)
+
+    def read(first: Any, size: int) -> Array:
+        return qkv_ref[row, key_head, pl.ds(first, size)].astype(jnp.float32)
+
+    # Read before the slot is known to be one: no load waits for another.
+    q = [read(offset, size) for offset, size in blocks]
+    k = [read(key_dim + offset, size) for offset, size in blocks]
+    v = read(2 * key_dim + (head % group) * value_dim + block * width, width)
+    beta = activation.strength(beta_ref[row, head].astype(jnp.float32))
+    rate = rate_ref[head]
+    if len(z_ref.shape) == 3:
+        keys = [pl.ds(*cut) for cut in blocks]
+        z = [z_ref[row, head, part].astype(jnp.float32) for part in keys]
+        bias = [bias_ref[head, part] for part in keys]
+        g = [activation.log_decay(x, rate, b) for x, b in zip(z, bias, strict=True)]
+        decay = [jnp.exp(x)[:, None] for x in g]
+    else:
+        g = activation.log_decay(z_ref[row, head].astype(jnp.float32), rate, bias_ref[head])
+        decay = [jnp.exp(g)] * len(blocks)
 
     @pl.when(slot < 0)
     def _() -> None:  # padding: leave nothing uninitialised behind
@@ -62,31 +84,22 @@ def _kernel(
 
     @pl.when(slot >= 0)
     def _() -> None:
-        keys = [pl.ds(offset, size) for offset, size in power_of_two_blocks(key_dim)]
+        keys = [pl.ds(*cut) for cut in blocks]
         states = [
             plt.load(pool_ref.at[slot, layer, head, part, values], eviction_policy=policy)
             for part in keys
         ]
-        q = [q_ref[row, key_head, part].astype(jnp.float32) for part in keys]
-        k = [k_ref[row, key_head, part].astype(jnp.float32) for part in keys]
-        v = v_ref[row, head, values].astype(jnp.float32)
-        beta = beta_ref[row, head].astype(jnp.float32)
-        if per_channel:
-            decay = [jnp.exp(g_ref[row, head, part].astype(jnp.float32))[:, None] for part in keys]
-        else:
-            decay = [jnp.exp(g_ref[row, head].astype(jnp.float32))] * len(keys)
-
         q_scale = jax.lax.rsqrt(_sum(x * x for x in q) + L2_EPS) * key_dim**-0.5
         k_scale = jax.lax.rsqrt(_sum(x * x for x in k) + L2_EPS)
-        k = [x * k_scale for x in k]
+        unit = [x * k_scale for x in k]
         states = [s.astype(jnp.float32) * d for s, d in zip(states, decay, strict=True)]
         # S'^T q + (k . q) b u: the two reductions over the state wait for nothing but the state.
-        known = sum(jnp.sum(s * x[:, None], axis=0) for s, x in zip(states, k, strict=True))
+        known = sum(jnp.sum(s * x[:, None], axis=0) for s, x in zip(states, unit, strict=True))
         asked = sum(jnp.sum(s * x[:, None], axis=0) for s, x in zip(states, q, strict=True))
         new = beta * (v - known)
-        o = q_scale * (asked + new * _sum(x * y for x, y in zip(q, k, strict=True)))
+        o = q_scale * (asked + new * _sum(x * y for x, y in zip(q, unit, strict=True)))
         o_ref[row, head, values] = o.astype(o_ref.dtype)
-        for part, s, x in zip(keys, states, k, strict=True):
+        for part, s, x in zip(keys, states, unit, strict=True):
             plt.store(
                 new_pool_ref.at[slot, layer, head, part, values],
                 (s + x[:, None] * new[None, :]).astype(new_pool_ref.dtype),
@@ -99,34 +112,32 @@ def _sum(parts: Any) -> Array:
 
 
 def decode(
-    q: Array,
-    k: Array,
-    v: Array,
-    g: Array,
-    beta: Array,
+    qkv: Array,
+    gates: Gates,
     pool: Array,
     layer: int | Array,
     slots: Array,
+    activation: Activation,
     *,
     tuning: DecodeTuning | None = None,
     interpret: bool = False,
 ) -> tuple[Array, Array]:
     """`decode_gated_delta_rule` as a kernel: one program a (value block, value head, sequence)."""
-    batch, heads, value_dim = v.shape
+    batch, (heads, _, value_dim) = qkv.shape[0], pool.shape[2:]
     tuning = tuning or DecodeTuning.default(batch, heads)
     width = dividing_block(value_dim, tuning.value_block)
     tuning = DecodeTuning(width, tuning.warps, tuning.evict_first)
     call = triton_call(
-        functools.partial(_kernel, per_channel=g.ndim == 3, tuning=tuning),
+        functools.partial(_kernel, activation=activation, tuning=tuning),
         "gated_delta_rule_decode",
         (value_dim // width, heads, batch),
         (
-            jax.ShapeDtypeStruct(v.shape, v.dtype),
+            jax.ShapeDtypeStruct((batch, heads, value_dim), qkv.dtype),
             jax.ShapeDtypeStruct(pool.shape, pool.dtype),
         ),
         warps=tuning.warps,
         aliases={7: 1},
         interpret=interpret,
     )
-    o, pool = call(jnp.asarray([layer], jnp.int32), slots, q, k, v, g, beta, pool)
+    o, pool = call(jnp.asarray([layer], jnp.int32), slots, qkv, *gates, pool)
     return o, pool

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax.numpy as jnp
 from jax import Array, lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import triton as plt
 
-from ..triton import Dot, iota
+from ..triton import Dot, barrier, iota
 
 
 def halving_mask(size: int, level: int) -> Array:
@@ -15,36 +19,34 @@ def halving_mask(size: int, level: int) -> Array:
     return ((i & 1) == 1) & (j == i - 1)
 
 
-def unit_lower_inverse(a: Array, leaf: int, dot: Dot) -> Array:
+def unit_lower_inverse(
+    a: Array, a_ref: Any, x_ref: Any, cell: tuple[Array, Array], leaf: int, dot: Dot
+) -> Array:
     """Diagonal blocks of `leaf` rows by substitution, then doubled by block elimination.
 
     Both are exact formulas that stay small for repeated keys, where a product of powers of A
-    does not. Substitution costs no matrix product; the 2 log2(size / leaf) products of the
-    doubling are what a larger leaf saves.
+    does not. For the substitution a thread owns a column of its block's inverse, and every other
+    layout would exchange rows between threads at each of its steps; so A goes through memory:
+    `a_ref[cell]` and `x_ref[cell]`, both [C, C], are overwritten.
     """
     size = a.shape[0]
-    inverse = _leaves(a, leaf)
+    whole = (*cell, pl.ds(0, size), pl.ds(0, size))
+    a_ref[whole] = a.astype(a_ref.dtype)
+    barrier(dot.interpret)
+    column = iota((size,), 0)
+    first = column // leaf * leaf  # row of the block of each column
+    rows: list[Array] = []
+    for i in range(leaf):
+        x = jnp.where(column - first == i, 1.0, 0.0)
+        for m, known in enumerate(rows):
+            factor = plt.load(a_ref.at[(*cell, first + i, first + m)])
+            x = x - factor.astype(jnp.float32) * known
+        rows.append(x)
+        plt.store(x_ref.at[(*cell, first + i, column)], x.astype(x_ref.dtype))
+    barrier(dot.interpret)
+    same_leaf = iota((size, size), 0) // leaf == iota((size, size), 1) // leaf
+    inverse = plt.load(x_ref.at[whole], mask=same_leaf, other=0.0).astype(jnp.float32)
     for level in range(leaf.bit_length() - 1, size.bit_length() - 1):
         below = jnp.where(halving_mask(size, level), a, 0.0)
         inverse = inverse - dot(inverse, dot(below, inverse))
     return inverse
-
-
-def _leaves(a: Array, leaf: int) -> Array:
-    """The inverses of all diagonal blocks at once, as [n, row, column]; zeros elsewhere."""
-    size = a.shape[0]
-    if leaf == 1:
-        return jnp.where(iota((size, size), 0) == iota((size, size), 1), 1.0, 0.0)
-    n = size // leaf
-    four = (n, leaf, n, leaf)
-    diagonal = iota(four, 0) == iota(four, 2)
-    blocks = jnp.sum(jnp.where(diagonal, a.reshape(four), 0.0), axis=2)
-    transposed = jnp.transpose(blocks, (0, 2, 1))  # so that a row of A lies along the rows of X
-    row, column = iota((n, leaf, leaf), 1), iota((n, leaf, leaf), 2)
-    x = jnp.where(row == column, 1.0, 0.0)
-    for i in range(1, leaf):
-        factors = jnp.sum(jnp.where(column == i, transposed, 0.0), axis=2)  # A[i, :], 0 from i on
-        known = jnp.sum(factors[:, :, None] * x, axis=1)
-        x = jnp.where(row == i, x - known[:, None, :], x)
-    wide = jnp.where(diagonal, jnp.broadcast_to(x[:, :, None, :], four), 0.0)
-    return wide.reshape(size, size)

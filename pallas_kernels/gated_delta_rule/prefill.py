@@ -2,38 +2,47 @@
 
 from __future__ import annotations
 
-import jax
 import jax.numpy as jnp
 from jax import Array
+from jax.typing import DTypeLike
 
-from ..ragged import Segments, make_tile_ranges
-from .prepare import prepare
+from ..ragged import Segments, make_tile_ranges, owner
+from .inputs import Activation, Gates
+from .prepare import Options, prepare
 from .scan import scan
 from .tuning import PrefillTuning
 
 
 def ragged_prefill(
-    q: Array,
-    k: Array,
-    v: Array,
-    g: Array,
-    beta: Array,
+    qkv: Array,
+    gates: Gates,
     pool: Array,
-    layer: int | Array,
+    layers: Array,
+    gate_sets: Array | None,
     segments: Segments,
+    activation: Activation,
     *,
+    outputs: bool = True,
     tuning: PrefillTuning | None = None,
     interpret: bool = False,
-) -> tuple[Array, Array]:
-    """`ragged_gated_delta_rule` as kernels; the pool is updated in place when donated."""
-    tuning = tuning or PrefillTuning.default(v.dtype)
-    tiles = make_tile_ranges(segments.cu, v.shape[0], tuning.chunk)
-    prepared = prepare(q, k, v, g, beta, tiles, tuning, interpret=interpret)
-    out = jax.ShapeDtypeStruct(v.shape, v.dtype)
-    return scan(prepared, pool, layer, segments, tiles, out, tuning, interpret=interpret)
+) -> tuple[Array | None, Array]:
+    """Outputs, unless only states are asked for, and the pool: updated in place when donated.
+
+    `layers` [G]: the layer of the pool, and `gate_sets` [G]: the row of the gates' parameters
+    that each segment uses (None: the first).
+    """
+    tuning = tuning or PrefillTuning.default(qkv.dtype)
+    key_dim, value_dim = pool.shape[3:]
+    options = Options(key_dim, value_dim, activation, tuning, outputs, interpret)
+    tiles = make_tile_ranges(segments.cu, qkv.shape[0], tuning.chunk)
+    gate_set = jnp.zeros_like(tiles.start)
+    if gate_sets is not None:
+        gate_set = gate_sets[owner(tiles.of_segment, tiles.start.shape[0])]
+    prepared = prepare(qkv, gates, gate_set, tiles, options)
+    return scan(prepared, qkv, pool, layers, segments, tiles, options)
 
 
-def supported(v: Array, key_dim: int) -> bool:
+def supported(dtype: DTypeLike, key_dim: int, value_dim: int) -> bool:
     """Whether the kernels cover these inputs: products of blocks of at least 16, no float64."""
-    fits = all(dim % 16 == 0 and dim <= 256 for dim in (key_dim, v.shape[-1]))
-    return fits and v.dtype in (jnp.bfloat16, jnp.float32)
+    fits = all(dim % 16 == 0 and dim <= 256 for dim in (key_dim, value_dim))
+    return fits and dtype in (jnp.bfloat16, jnp.float32)

@@ -1,22 +1,22 @@
-"""First kernel of a prefill: what a tile of tokens does to any state, per (tile, value head).
+"""First kernel of a prefill: what a tile of tokens does to any state, per tile and value head.
 
-With decay D_ij = exp(g_{j+1} + ... + g_i) and r the inverse l2-norms of the keys:
+With decay D_ij = exp(g_{j+1} + ... + g_i) and q, k normalised (q scaled by K**-0.5 too):
 
-    A = b_i r_i r_j (k_i . k_j) D_ij  (i > j);   T = (I + A)^-1
-    U = T (b v);   W = T (b r exp(G) k);   P = s_i r_j (q_i . k_j) D_ij  (i >= j)
+    A = b_i (k_i . k_j) D_ij  (i > j);   T = (I + A)^-1 diag(b);   P = (q_i . k_j) D_ij  (i >= j)
 
-The kernel also writes the queries and keys that the scan needs: normalised ones for each key head
-(GDN; decays are left to scales of rows), decayed ones for each value head (KDA).
+Beside them the scan needs queries and keys: normalised ones for each key head (GDN; decays are
+left to scales of rows), decayed ones for each value head (KDA).
 
-For bf16 inputs the tiles are float16: everything in them is bounded by the norms of the keys, but
-for the values, of which each tile's are scaled to at most 1. Three more bits than bf16 has matter:
-with repeated keys each token takes back what the one before it wrote, and the roundings of a
-whole tile add up.
+For bf16 inputs the tiles are float16: everything in them is bounded by the norms of the keys.
+Three more bits than bf16 has matter: with repeated keys each token takes back what the one before
+it wrote, and the roundings of a whole tile add up.
 """
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
@@ -28,241 +28,256 @@ from jax.typing import DTypeLike
 
 from ..ragged import TileRanges
 from ..triton import Dot, dividing_block, iota, power_of_two_blocks, triton_call
-from .channel_decay import add_decayed_products
+from .channel_decay import LEAST, add_decayed_products, sum_masks
+from .inputs import Activation, Gates
 from .inverse import unit_lower_inverse
 from .reference import L2_EPS
 from .tuning import PrefillTuning
 
-SMALLEST = 1e-30  # a tile of zeros is divided by this
+
+class Prepared(NamedTuple):
+    """What the scan reads. In GDN queries and keys are shared by the value heads of a key head."""
+
+    t: Any  # [N, H, C, C]
+    p: Any  # [N, H, C, C]; without outputs only workspace
+    value_size: Any  # [H, N] the tile's largest value
+    decay: Any  # over the tile: [N, H], KDA [N, H, K]
+    k: Any  # [N, Hk, C, K]; KDA: decayed from the tile's start
+    q: Any = None  # likewise; None without outputs
+    k_to_end: Any = None  # KDA: [N, H, C, K]
+    from_start: Any = None  # GDN: decays of rows [N, H, C]
+    to_end: Any = None
 
 
-def _inverse_norm(parts: list[Array]) -> Array:
-    squares = (jnp.sum(jnp.square(x.astype(jnp.float32)), axis=1) for x in parts)
-    return lax.rsqrt(functools.reduce(jnp.add, squares) + L2_EPS)
+class _Inputs(NamedTuple):
+    start: Any
+    rows: Any
+    gate_set: Any  # [N] which row of A_log and dt_bias a tile takes
+    qkv: Any
+    decay: Any
+    beta: Any
+    A_log: Any
+    dt_bias: Any
+    masks: Any = None  # KDA
 
 
-def _head_decay(g: Array, exact: bool) -> tuple[Array, Array, Array]:
-    """D [C, C] (0 above the diagonal), exp(G) [C], exp of the sums behind each token [C]."""
-    size = g.shape[0]
-    i, j = iota((size, size), 0), iota((size, size), 1)
-    upto = jnp.cumsum(g)
-    if exact:  # sums over the short range alone: differences of long sums cancel
-        sums = jnp.cumsum(jnp.where(i > j, g[:, None], 0.0), axis=0)
-    else:
-        sums = upto[:, None] - upto[None, :]
-    # masked before the exponential: above the diagonal it would overflow
-    decay = jnp.where(i >= j, jnp.exp(jnp.where(i >= j, sums, 0.0)), 0.0)
-    behind = jnp.sum(jnp.where(i > j, g[:, None], 0.0), axis=0)
-    return decay, jnp.exp(upto), jnp.exp(behind)
+@dataclass(frozen=True)
+class Options:
+    """What both kernels of a prefill are built for."""
+
+    key_dim: int
+    value_dim: int
+    activation: Activation
+    tuning: PrefillTuning
+    outputs: bool  # or states alone
+    interpret: bool
 
 
 class _Tile:
     """A program's tile: loads of its tokens, stores to its cells, products in its precisions."""
 
-    def __init__(self, start_ref: Any, rows_ref: Any, tuning: PrefillTuning, interpret: bool):
+    def __init__(self, inputs: _Inputs, out: Prepared, options: Options):
+        tuning, interpret = options.tuning, options.interpret
+        self.inputs, self.out, self.options = inputs, out, options
         self.head, self.index = pl.program_id(0), pl.program_id(1)
-        self.size, self.tuning = tuning.chunk, tuning
-        self.tokens = pl.ds(start_ref[self.index], self.size)
-        self.valid = iota((self.size,), 0) < rows_ref[self.index]
+        self.size = tuning.chunk
+        self.tokens = pl.ds(inputs.start[self.index], self.size)
+        self.rows, self.gate_set = inputs.rows[self.index], inputs.gate_set[self.index]
+        self.valid = iota((self.size,), 0) < self.rows
         self.dot = Dot(tuning.products, interpret)
         self.leaf_dot = Dot(tuning.leaf_products, interpret)
-        self.inverse_dot = Dot(tuning.inverse_products, interpret)
         self.bf16_dot, self.f32_dot = Dot("bf16", interpret), Dot("tf32x3", interpret)
 
     def load(self, ref: Any, *index: Any) -> Array:
         mask = self.valid if len(index) == 1 else self.valid[:, None]
         return plt.load(ref.at[(self.tokens, *index)], mask=mask, other=0.0)
 
-    def load32(self, ref: Any, *index: Any) -> Array:
-        return self.load(ref, *index).astype(jnp.float32)
-
-    def store(self, ref: Any, x: Array, part: Any = None) -> None:
-        index = () if part is None else (slice(None), part)
-        ref[(self.index, self.head, *index)] = x.astype(ref.dtype)
+    def load_keys(self, key_head: Any, part: tuple[Any, int], queries: bool = False) -> Array:
+        offset, width = part
+        first = 0 if queries else self.options.key_dim
+        return self.load(self.inputs.qkv, key_head, pl.ds(first + offset, width))
 
     def exact_dot(self, a: Array, b: Array) -> Array:
         """a b^T of the inputs themselves."""
         return (self.bf16_dot if a.dtype == jnp.bfloat16 else self.f32_dot)(a, b, tb=True)
 
-    def inverse(self, kk: Array, beta: Array) -> Array:
+    def beta(self, head: Any) -> Array:
+        logits = self.load(self.inputs.beta, head).astype(jnp.float32)
+        return jnp.where(self.valid, self.options.activation.strength(logits), 0.0)
+
+    def inverse_norm(self, parts: list[Array]) -> Array:
+        squares = (jnp.sum(jnp.square(x.astype(jnp.float32)), axis=1) for x in parts)
+        return lax.rsqrt(functools.reduce(jnp.add, squares) + L2_EPS)
+
+    def store_value_size(self, key_head: Any, place: Any, head: Any) -> None:
+        """The largest value of the head that is number `place` of its group."""
+        first = 2 * self.options.key_dim + place * self.options.value_dim
+        parts = power_of_two_blocks(self.options.value_dim)
+        values = (self.load(self.inputs.qkv, key_head, pl.ds(first + o, w)) for o, w in parts)
+        sizes = (jnp.max(jnp.abs(v.astype(jnp.float32))) for v in values)
+        self.out.value_size[head, self.index] = functools.reduce(jnp.maximum, sizes)
+
+    def store_products(self, head: Any, kk: Array, qk: Array | None, beta: Array) -> None:
+        """T and P of a head from the products of its keys with its keys and queries."""
         i, j = iota(kk.shape, 0), iota(kk.shape, 1)
         a = jnp.where(i > j, kk * beta[:, None], 0.0)
-        return unit_lower_inverse(a, self.tuning.inverse_leaf, self.inverse_dot)
+        cell, leaf = (self.index, head), self.options.tuning.inverse_leaf
+        inverse = unit_lower_inverse(a, self.out.p, self.out.t, cell, leaf, self.dot)
+        self.out.t[cell] = (inverse * beta[None, :]).astype(self.out.t.dtype)
+        if qk is not None:
+            self.out.p[cell] = jnp.where(i >= j, qk, 0.0).astype(self.out.p.dtype)
 
 
-def _solve_values(t: _Tile, v_ref: Any, u_ref: Any, size_ref: Any, solve: Array) -> None:
-    """U, in units of the tile's largest value."""
-    parts = [pl.ds(*block) for block in power_of_two_blocks(v_ref.shape[2])]
-    sizes = (jnp.max(jnp.abs(t.load32(v_ref, t.head, part))) for part in parts)
-    largest = jnp.maximum(functools.reduce(jnp.maximum, sizes), SMALLEST)
-    size_ref[t.head, t.index] = largest
-    for part in parts:
-        t.store(u_ref, t.dot(solve, t.load32(v_ref, t.head, part) * (1.0 / largest)), part)
+def _head_decay(g: Array, exact: bool) -> tuple[Array, Array, Array]:
+    """D [C, C] (1 above the diagonal), exp(G) [C], exp of the sums behind each token [C]."""
+    size = g.shape[0]
+    i, j = iota((size, size), 0), iota((size, size), 1)
+    upto = jnp.cumsum(g)
+    if exact:  # sums over the short range alone: differences of long sums cancel
+        sums = jnp.cumsum(jnp.where(i > j, g[:, None], 0.0), axis=0)
+        behind = jnp.sum(jnp.where(i > j, g[:, None], 0.0), axis=0)
+    else:
+        sums, behind = upto[:, None] - upto[None, :], jnp.sum(g) - upto
+    # masked before the exponential: above the diagonal it would overflow
+    decay = jnp.exp(jnp.where(i >= j, jnp.minimum(sums, 0.0), 0.0))
+    return decay, jnp.exp(upto), jnp.exp(jnp.minimum(behind, 0.0))
 
 
-def _head_kernel(
-    start_ref: Any,
-    rows_ref: Any,
-    q_ref: Any,
-    k_ref: Any,
-    v_ref: Any,
-    g_ref: Any,
-    beta_ref: Any,
-    u_ref: Any,
-    w_ref: Any,
-    p_ref: Any,
-    size_ref: Any,
-    decay_ref: Any,
-    q_out_ref: Any,
-    k_out_ref: Any,
-    q_scale_ref: Any,
-    k_scale_ref: Any,
-    *,
-    tuning: PrefillTuning,
-    interpret: bool,
-) -> None:
-    """Decay per head. Arrays [C, K] are loaded again where that is cheaper than keeping them."""
-    t = _Tile(start_ref, rows_ref, tuning, interpret)
-    group = v_ref.shape[1] // k_ref.shape[1]
-    key_head, key_dim = t.head // group, k_ref.shape[2]
-    keys = [pl.ds(*block) for block in power_of_two_blocks(key_dim)]
+def _head_kernel(t: _Tile) -> None:
+    """Decay per head; a program takes the value heads of a key head in turn."""
+    inputs, out, options = t.inputs, t.out, t.options
+    key_head, key_dim = t.head, options.key_dim
+    group = inputs.beta.shape[1] // inputs.qkv.shape[1]
+    blocks = power_of_two_blocks(key_dim)
 
-    @pl.when(rows_ref[t.index] > 0)
-    def _() -> None:
-        q = [t.load(q_ref, key_head, part) for part in keys]
-        k = [t.load(k_ref, key_head, part) for part in keys]
-        beta, g = t.load32(beta_ref, t.head), t.load32(g_ref, t.head)
-        q_scale, k_scale = _inverse_norm(q) * key_dim**-0.5, _inverse_norm(k)
-        decay, from_start, to_end = _head_decay(g, exact=k_ref.dtype != jnp.bfloat16)
-        t.store(decay_ref, jnp.exp(jnp.sum(g)))
-        t.store(q_scale_ref, from_start)
-        t.store(k_scale_ref, to_end)
+    def normalised(queries: bool, ref: Any) -> tuple[list[Array], Array]:
+        """The inputs and the scales of their rows; the normalised ones are stored."""
+        parts = [t.load_keys(key_head, block, queries) for block in blocks]
+        scale = t.inverse_norm(parts) * (key_dim**-0.5 if queries else 1.0)
+        for block, x in zip(blocks, parts, strict=True):
+            x = (x.astype(jnp.float32) * scale[:, None]).astype(ref.dtype)
+            ref[t.index, key_head, :, pl.ds(*block)] = x
+        return parts, scale
 
-        @pl.when(t.head % group == 0)
-        def _() -> None:
-            for part, x, y in zip(keys, q, k, strict=True):
-                for ref, z, scale in ((q_out_ref, x, q_scale), (k_out_ref, y, k_scale)):
-                    z = z.astype(jnp.float32) * scale[:, None]
-                    ref[t.index, key_head, :, part] = z.astype(ref.dtype)
-
+    k, k_scale = normalised(False, out.k)
+    kk = functools.reduce(jnp.add, map(t.exact_dot, k, k))
+    kk = kk * (k_scale[:, None] * k_scale[None, :])
+    qk = None
+    if options.outputs:
+        q, q_scale = normalised(True, out.q)
         qk = functools.reduce(jnp.add, map(t.exact_dot, q, k))
-        p_ref[t.index, t.head] = (qk * decay * (q_scale[:, None] * k_scale[None, :])).astype(
-            p_ref.dtype
-        )
-        kk = functools.reduce(jnp.add, map(t.exact_dot, k, k))
-        inverse = t.inverse(kk * decay * (k_scale[:, None] * k_scale[None, :]), beta)
-        solve = inverse * (beta * from_start)[None, :]
-        for part in keys:
-            t.store(w_ref, t.dot(solve, t.load32(k_ref, key_head, part) * k_scale[:, None]), part)
-        _solve_values(t, v_ref, u_ref, size_ref, inverse * beta[None, :])
+        qk = qk * (q_scale[:, None] * k_scale[None, :])
+
+    def one_head(place: Array, carry: Array) -> Array:
+        head = key_head * group + place
+        z = t.load(inputs.decay, head).astype(jnp.float32)
+        rate, bias = (ref[t.gate_set, head] for ref in (inputs.A_log, inputs.dt_bias))
+        g = jnp.where(t.valid, options.activation.log_decay(z, rate, bias), 0.0)
+        decay, from_start, to_end = _head_decay(g, exact=inputs.qkv.dtype != jnp.bfloat16)
+        out.decay[t.index, head] = jnp.exp(jnp.sum(g))
+        out.from_start[t.index, head] = from_start
+        out.to_end[t.index, head] = to_end
+        t.store_value_size(key_head, place, head)
+        t.store_products(head, kk * decay, None if qk is None else qk * decay, t.beta(head))
+        return carry
+
+    lax.fori_loop(0, group, one_head, jnp.int32(0))
 
 
-def _channel_kernel(
-    start_ref: Any,
-    rows_ref: Any,
-    q_ref: Any,
-    k_ref: Any,
-    v_ref: Any,
-    g_ref: Any,
-    beta_ref: Any,
-    u_ref: Any,
-    w_ref: Any,
-    p_ref: Any,
-    size_ref: Any,
-    decay_ref: Any,
-    q_out_ref: Any,
-    k_out_ref: Any,
-    *,
-    tuning: PrefillTuning,
-    interpret: bool,
-) -> None:
+def _channel_kernel(t: _Tile) -> None:
     """Decay per channel, in a loop over blocks of key channels: no array is [C, K]."""
-    t = _Tile(start_ref, rows_ref, tuning, interpret)
-    key_head, key_dim = t.head // (v_ref.shape[1] // k_ref.shape[1]), k_ref.shape[2]
+    inputs, out, options = t.inputs, t.out, t.options
+    head, key_dim, tuning = t.head, options.key_dim, options.tuning
+    key_head = head // (inputs.beta.shape[1] // inputs.qkv.shape[1])
     width = dividing_block(key_dim, tuning.key_block)
 
-    @pl.when(rows_ref[t.index] > 0)
-    def _() -> None:
-        keys = [pl.ds(*block) for block in power_of_two_blocks(key_dim)]
-        q_scale = _inverse_norm([t.load(q_ref, key_head, part) for part in keys]) * key_dim**-0.5
-        k_scale = _inverse_norm([t.load(k_ref, key_head, part) for part in keys])
+    def scale_of(queries: bool) -> Array:
+        blocks = power_of_two_blocks(key_dim)
+        return t.inverse_norm([t.load_keys(key_head, block, queries) for block in blocks])
 
-        def add_block(block: Array, sums: tuple[Array, Array]) -> tuple[Array, Array]:
-            part = pl.ds(block * width, width)
-            q = t.load32(q_ref, key_head, part) * q_scale[:, None]
-            k = t.load32(k_ref, key_head, part) * k_scale[:, None]
-            g = t.load32(g_ref, t.head, part)
-            sums, decayed = add_decayed_products(
-                sums, q, k, g, tuning.decay_leaf, t.leaf_dot, t.dot
-            )
-            t.store(q_out_ref, decayed.q_from_start, part)
-            t.store(k_out_ref, decayed.k_to_end, part)
-            t.store(w_ref, decayed.k_from_start, part)  # read back below
-            decay_ref[t.index, t.head, part] = jnp.exp(jnp.sum(g, axis=0))
-            return sums
+    k_scale = scale_of(False)
+    q_scale = scale_of(True) * key_dim**-0.5 if options.outputs else None
+    rate = inputs.A_log[t.gate_set, head]
 
-        zeros = jnp.zeros((t.size, t.size), jnp.float32)
-        kk, qk = lax.fori_loop(0, key_dim // width, add_block, (zeros, zeros))
-        p_ref[t.index, t.head] = qk.astype(p_ref.dtype)
-        beta = t.load32(beta_ref, t.head)
-        solve = t.inverse(kk, beta) * beta[None, :]
-        if not interpret:
-            plt.debug_barrier()  # the keys in w_ref were written by other threads
-        for part in keys:
-            t.store(w_ref, t.dot(solve, w_ref[t.index, t.head, :, part]), part)
-        _solve_values(t, v_ref, u_ref, size_ref, solve)
+    def sum_of(mask: int, g: Array) -> Array:
+        return t.dot(inputs.masks[mask], g)
+
+    def store(ref: Any, x: Array, part: Any) -> None:
+        ref[t.index, head, :, part] = x.astype(ref.dtype)
+
+    def add_block(block: Array, sums: Any) -> Any:
+        cut, part = (block * width, width), pl.ds(block * width, width)
+        k = t.load_keys(key_head, cut).astype(jnp.float32) * k_scale[:, None]
+        q = None
+        if q_scale is not None:
+            q = t.load_keys(key_head, cut, queries=True).astype(jnp.float32) * q_scale[:, None]
+        z = t.load(inputs.decay, head, part).astype(jnp.float32)
+        bias = inputs.dt_bias[t.gate_set, head, part]
+        g = options.activation.log_decay(z, rate, bias[None, :])
+        g = jnp.where(t.valid[:, None], jnp.maximum(g, LEAST), 0.0)
+        sums, decayed = add_decayed_products(
+            sums, q, k, g, sum_of, tuning.decay_leaf, t.leaf_dot, t.dot
+        )
+        if decayed.q_from_start is not None:
+            store(out.q, decayed.q_from_start, part)
+        store(out.k, decayed.k_from_start, part)
+        store(out.k_to_end, decayed.k_to_end, part)
+        rounded = g.astype(inputs.masks.dtype).astype(jnp.float32)
+        out.decay[t.index, head, part] = jnp.exp(jnp.sum(rounded, axis=0))
+        return sums
+
+    zeros = jnp.zeros((t.size, t.size), jnp.float32)
+    start = (zeros, zeros if options.outputs else None)
+    kk, qk = lax.fori_loop(0, key_dim // width, add_block, start)
+    t.store_value_size(key_head, head % (inputs.beta.shape[1] // inputs.qkv.shape[1]), head)
+    t.store_products(head, kk, qk, t.beta(head))
 
 
-class Prepared(NamedTuple):
-    """What the scan reads. In GDN queries and keys are shared by the value heads of a key head."""
-
-    u: Array  # [N, H, C, V], values divided by `value_size`
-    w: Array  # [N, H, C, K]
-    p: Array  # [N, H, C, C]
-    value_size: Array  # [H, N] the tile's largest value
-    decay: Array  # over the tile: [N, H], KDA [N, H, K]
-    q: Array  # [N, Hk, C, K]
-    k: Array  # [N, Hk, C, K]
-    q_scale: Array | None = None  # of rows [N, H, C]; KDA: None, already in q and k
-    k_scale: Array | None = None
+def _kernel(*refs: Any, names: tuple[str, ...], options: Options) -> None:
+    count = len(refs) - len(names)
+    inputs = _Inputs(*refs[:count])
+    tile = _Tile(inputs, Prepared(**dict(zip(names, refs[count:], strict=True))), options)
+    program: Callable[[_Tile], None] = _head_kernel if inputs.masks is None else _channel_kernel
+    pl.when(tile.rows > 0)(lambda: program(tile))
 
 
 def prepare(
-    q: Array,
-    k: Array,
-    v: Array,
-    g: Array,
-    beta: Array,
-    tiles: TileRanges,
-    tuning: PrefillTuning,
-    *,
-    interpret: bool,
+    qkv: Array, gates: Gates, gate_set: Array, tiles: TileRanges, options: Options
 ) -> Prepared:
-    count, (heads, value_dim), (key_heads, key_dim) = tiles.start.shape[0], v.shape[1:], k.shape[1:]
+    """Gate parameters have a leading axis, of which each tile takes the row `gate_set` [N]."""
+    tuning, keys = options.tuning, options.key_dim
+    count, heads, key_heads = tiles.start.shape[0], gates.beta.shape[1], qkv.shape[1]
+    per_channel = gates.decay.ndim == 3
     cells = (count, heads, tuning.chunk)
-    per_channel = g.ndim == 3
 
     def out(*shape: int, dtype: DTypeLike = jnp.float32) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(shape, dtype)
 
     tile = functools.partial(out, dtype=tuning.tile_dtype)
+    key_tiles = tile(count, heads if per_channel else key_heads, tuning.chunk, keys)
+    shapes = {
+        "t": tile(*cells, tuning.chunk),
+        "p": tile(*cells, tuning.chunk),
+        "value_size": out(heads, count),
+        "decay": out(count, heads, keys) if per_channel else out(count, heads),
+        "k": key_tiles,
+    }
+    if options.outputs:
+        shapes["q"] = key_tiles
+    inputs = _Inputs(tiles.start, tiles.rows, gate_set, qkv, *gates)
+    if per_channel:
+        shapes["k_to_end"] = key_tiles
+        masks = sum_masks(tuning.chunk, tuning.decay_leaf, tuning.tile_dtype)
+        inputs = inputs._replace(masks=masks)
+    else:
+        shapes["from_start"] = shapes["to_end"] = out(*cells)
     call = triton_call(
-        functools.partial(
-            _channel_kernel if per_channel else _head_kernel, tuning=tuning, interpret=interpret
-        ),
+        functools.partial(_kernel, names=tuple(shapes), options=options),
         "gated_delta_rule_prepare",
-        (heads, count),
-        (
-            tile(*cells, value_dim),
-            tile(*cells, key_dim),
-            tile(*cells, tuning.chunk),
-            out(heads, count),
-            out(count, heads, key_dim) if per_channel else out(count, heads),
-            tile(count, key_heads, tuning.chunk, key_dim),
-            tile(count, key_heads, tuning.chunk, key_dim),
-            *(() if per_channel else (out(*cells), out(*cells))),
-        ),
+        (heads if per_channel else key_heads, count),
+        tuple(shapes.values()),
         warps=tuning.prepare_warps,
-        interpret=interpret,
+        interpret=options.interpret,
     )
-    return Prepared(*call(tiles.start, tiles.rows, q, k, v, g, beta))
+    results = call(*(x for x in inputs if x is not None))
+    return Prepared(**dict(zip(shapes, results, strict=True)))

@@ -233,7 +233,7 @@ def ragged_gated_delta_rule(
     g: Float[Array, "T H *Kg"],
     beta: Float[Array, "T H"],
     pool: Float[Array, "S L H K V"],
-    layer: int,
+    layer: int | Array,
     segments: Segments,
     *,
     chunk_size: int = 32,
@@ -277,7 +277,7 @@ def decode_gated_delta_rule(
     g: Float[Array, "N H *Kg"],
     beta: Float[Array, "N H"],
     pool: Float[Array, "S L H K V"],
-    layer: int,
+    layer: int | Array,
     slots: Array,
 ) -> tuple[Float[Array, "N H V"], Float[Array, "S L H K V"]]:
     """One token for each of N sequences, whose states are updated in their slots."""

@@ -1,10 +1,11 @@
 """Second kernel of a prefill: carry the state over the tiles of each chain of segments.
 
-    new = U - W S;   o = s (q S) + P new;   S <- decay S + k^T (t new)
+    new = T (v - k' S);   o = q' S + P new;   S <- decay S + k''^T new
 
-One program per (value block, value head, chain): everything a value block needs is in its own
-columns of S. S stays in registers in float32; at the end of each segment it is stored to the
-segment's slot. One more program clears the output rows behind the last segment.
+with k', q' decayed from the tile's start and k'' to its end. One program per (value block, value
+head, chain): everything a value block needs is in its own columns of S. S stays in registers in
+float32; at the end of each segment it is stored to the segment's slot. One more program clears
+the output rows behind the last segment.
 
 All of this is linear in the values and the state. A chain is computed in units of its largest
 value or initial state, so that float16 operands neither overflow (a unit-norm update adds at most
@@ -14,7 +15,7 @@ value or initial state, so that float16 operands neither overflow (a unit-norm u
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -24,181 +25,239 @@ from jax.experimental.pallas import triton as plt
 
 from ..ragged import CONTINUE, Segments, TileRanges, chain_end
 from ..triton import Dot, dividing_block, iota, power_of_two_blocks, triton_call
-from .prepare import SMALLEST, Prepared
-from .tuning import PrefillTuning
+from .prepare import Options, Prepared
 
 State = tuple[Array, ...]  # one array a block of key channels
+SMALLEST = 1e-30  # a chain of zeros is divided by this
 
 
-def _kernel(
-    layer_ref: Any,
-    cu_ref: Any,
-    load_ref: Any,
-    store_ref: Any,
-    end_ref: Any,
-    tile_ref: Any,
-    pool_ref: Any,
-    u_ref: Any,
-    w_ref: Any,
-    p_ref: Any,
-    value_size_ref: Any,
-    decay_ref: Any,
-    q_ref: Any,
-    k_ref: Any,
-    *refs: Any,
-    per_channel: bool,
-    tuning: PrefillTuning,
-    interpret: bool,
-) -> None:
-    *row_scale_refs, o_ref, new_pool_ref = refs
-    block, head, chain = (pl.program_id(axis) for axis in range(3))
-    size, width = tuning.chunk, tuning.value_block
-    key_head = head // (o_ref.shape[1] // k_ref.shape[1])
-    layer = layer_ref[0]
-    values = pl.ds(block * width, width)
-    keys = [pl.ds(offset, wide) for offset, wide in power_of_two_blocks(pool_ref.shape[3])]
-    dot = Dot(tuning.products, interpret)
-    flip = tuning.transposed
+class _Inputs(NamedTuple):
+    layer: Any  # [G1] of each segment
+    cu: Any
+    load: Any  # [G1] with a chain behind the last that has no segments
+    store: Any
+    end: Any
+    tile: Any  # [G1] first tile of each segment
+    pool: Any
+    qkv: Any
 
-    def turned(x: Array) -> Array:
-        return x.T if flip else x
 
-    def read_state() -> State:
-        slot = load_ref[chain]
+class _Scalings(NamedTuple):
+    """Of a tile, in registers: read one tile ahead, so that no step waits for memory."""
+
+    v: Array
+    decay: tuple[Array, ...]
+    from_start: Array | None
+    to_end: Array | None
+
+
+class _Chain:
+    """A program: its chain of segments, and its block of values of a head."""
+
+    def __init__(self, inputs: _Inputs, tiles: Prepared, o_ref: Any, options: Options, width: int):
+        self.inputs, self.tiles, self.o_ref, self.options = inputs, tiles, o_ref, options
+        self.block, self.head, self.chain = (pl.program_id(axis) for axis in range(3))
+        self.size, self.width = options.tuning.chunk, width
+        self.flip = options.tuning.transposed
+        heads, key_heads = tiles.t.shape[1], inputs.qkv.shape[1]
+        self.per_channel = tiles.k_to_end is not None
+        self.key_head = self.head // (heads // key_heads)
+        self.keys = self.head if self.per_channel else self.key_head  # of the tiles of keys
+        place = self.head % (heads // key_heads)
+        first = 2 * options.key_dim + place * options.value_dim + self.block * width
+        self.values_in = pl.ds(first, width)
+        self.values = pl.ds(self.block * width, width)
+        self.parts = [pl.ds(*block) for block in power_of_two_blocks(options.key_dim)]
+        self.dot = Dot(options.tuning.products, options.interpret)
+
+    def turned(self, x: Array) -> Array:
+        return x.T if self.flip else x
+
+    def of_rows(self, x: Array, rows: Array) -> Array:
+        """[C, V], or [V, C], scaled by rows [C]."""
+        return x * (rows[None, :] if self.flip else rows[:, None])
+
+    def read_state(self) -> State:
+        slot, layer = self.inputs.load[self.chain], self.inputs.layer[self.chain]
         mask = jnp.broadcast_to(slot >= 0, (1, 1))
-        slot = jnp.maximum(slot, 0)
+        at = jnp.maximum(slot, 0), layer, self.head
         return tuple(
-            plt.load(pool_ref.at[slot, layer, head, part, values], mask=mask, other=0.0).astype(
-                jnp.float32
-            )
-            for part in keys
-        )
+            plt.load(
+                self.inputs.pool.at[(*at, part, self.values)], mask=mask, other=0.0
+            ).astype(jnp.float32)
+            for part in self.parts
+        )  # fmt: skip
 
-    def chain_unit(state: State) -> Array:
+    def write_state(self, ref: Any, segment: Array, state: State, unit: Array) -> None:
+        slot, layer = self.inputs.store[segment], self.inputs.layer[segment]
+
+        @pl.when(slot >= 0)
+        def _() -> None:
+            for part, s in zip(self.parts, state, strict=True):
+                x = (self.turned(s) * unit).astype(ref.dtype)
+                ref[slot, layer, self.head, part, self.values] = x
+
+    def unit(self, state: State) -> Array:
         """The largest of the chain's values and of its initial state."""
-        begin, behind = tile_ref[chain], tile_ref[end_ref[chain]]
+        tile = self.inputs.tile
+        begin, behind = tile[self.chain], tile[self.inputs.end[self.chain]]
 
         def widen(step: Array, largest: Array) -> Array:
             index = begin + step * 128 + iota((128,), 0)
-            part = pl.ds(begin + step * 128, 128)
-            sizes = plt.load(value_size_ref.at[head, part], mask=index < behind, other=0.0)
+            at = self.tiles.value_size.at[self.head, pl.ds(begin + step * 128, 128)]
+            sizes = plt.load(at, mask=index < behind, other=0.0)
             return jnp.maximum(largest, jnp.max(sizes))
 
         largest = functools.reduce(jnp.maximum, (jnp.max(jnp.abs(s)) for s in state))
         steps = lax.div(behind - begin + 127, jnp.int32(128))
         return lax.fori_loop(0, steps, widen, jnp.maximum(largest, SMALLEST))
 
-    def write_state(segment: Array, state: State, unit: Array) -> None:
-        slot = store_ref[segment]
+    def read_ahead(self, segment: Array, tile: Array) -> _Scalings:
+        """Of a tile of the segment; zeros behind its last."""
+        inputs, tiles = self.inputs, self.tiles
+        token = inputs.cu[segment] + (tile - inputs.tile[segment]) * self.size
+        valid = (token + iota((self.size,), 0) < inputs.cu[segment + 1])[:, None]
+        at = inputs.qkv.at[pl.ds(token, self.size), self.key_head, self.values_in]
+        v = plt.load(at, mask=valid, other=0.0)
+        tile = jnp.minimum(tile, tiles.t.shape[0] - 1)
+        if self.per_channel:
+            decay = tuple(tiles.decay[tile, self.head, part] for part in self.parts)
+            return _Scalings(v, decay, None, None)
+        rows = (ref[tile, self.head] for ref in (tiles.from_start, tiles.to_end))
+        return _Scalings(v, (tiles.decay[tile, self.head],), *rows)
 
-        @pl.when(slot >= 0)
-        def _() -> None:
-            for part, s in zip(keys, state, strict=True):
-                x = (turned(s) * unit).astype(new_pool_ref.dtype)
-                new_pool_ref[slot, layer, head, part, values] = x
+    def tile_step(self, segment: Array, tile: Array, state: State, ahead: _Scalings,
+                  unit: Array) -> State:  # fmt: skip
+        tiles, dot, flip = self.tiles, self.dot, self.flip
 
-    def tile_step(segment: Array, tile: Array, state: State, unit: Array) -> State:
-        token = cu_ref[segment] + (tile - tile_ref[segment]) * size
-        valid = (token + iota((size,), 0) < cu_ref[segment + 1])[:, None]
-
-        def of_state(ref: Any, head: Array) -> Array:
+        def of_state(rows: list[Array]) -> Array:
             """Sum over key blocks of a tile's rows [C, Kb] times the state, [C, V] or turned."""
             parts = (
-                dot(s, ref[tile, head, :, part], tb=True)
-                if flip
-                else dot(ref[tile, head, :, part], s)
-                for part, s in zip(keys, state, strict=True)
-            )
+                dot(s, x, tb=True) if flip else dot(x, s)
+                for x, s in zip(rows, state, strict=True)
+            )  # fmt: skip
             return functools.reduce(jnp.add, parts)
 
-        u = u_ref[tile, head, :, values].astype(jnp.float32)
-        new = turned(u) * (value_size_ref[head, tile] / unit) - of_state(w_ref, head)
-        o = of_state(q_ref, key_head)
-        p = p_ref[tile, head]
-        scaled = new
-        if not per_channel:
-            q_scale, k_scale = (ref[tile, head] for ref in row_scale_refs)
-            o = o * (q_scale[None, :] if flip else q_scale[:, None])
-            scaled = new * (k_scale[None, :] if flip else k_scale[:, None])
-        o = o + (dot(new, p, tb=True) if flip else dot(p, new))
-        o = (turned(o) * unit).astype(o_ref.dtype)
-        plt.store(o_ref.at[pl.ds(token, size), head, values], o, mask=valid)
-        after = []
-        for part, s in zip(keys, state, strict=True):
-            if per_channel:
-                decay = decay_ref[tile, head, part]
-                decay = decay[None, :] if flip else decay[:, None]
-            else:
-                decay = decay_ref[tile, head]
-            k = k_ref[tile, key_head, :, part]
-            update = dot(scaled, k) if flip else dot(k, scaled, ta=True)
-            after.append(s * decay + update)
-        return tuple(after)
+        def of_tokens(square: Array, x: Array) -> Array:
+            return dot(x, square, tb=True) if flip else dot(square, x)
 
-    start = read_state()
-    unit = chain_unit(start)
+        def key_tile(ref: Any) -> list[Array]:
+            return [ref[tile, self.keys, :, part] for part in self.parts]
 
-    def segment_step(segment: Array, state: State) -> State:
-        state = lax.fori_loop(
-            tile_ref[segment],
-            tile_ref[segment + 1],
-            lambda tile, state: tile_step(segment, tile, state, unit),
-            state,
+        k = key_tile(tiles.k)
+        known = of_state(k)
+        if ahead.from_start is not None:
+            known = self.of_rows(known, ahead.from_start)
+        v = self.turned(ahead.v).astype(jnp.float32) * (1.0 / unit)
+        new = of_tokens(tiles.t[tile, self.head], v - known)
+        if self.options.outputs:
+            o = of_state(key_tile(tiles.q))
+            if ahead.from_start is not None:
+                o = self.of_rows(o, ahead.from_start)
+            o = o + of_tokens(tiles.p[tile, self.head], new)
+            token = self.inputs.cu[segment] + (tile - self.inputs.tile[segment]) * self.size
+            valid = (token + iota((self.size,), 0) < self.inputs.cu[segment + 1])[:, None]
+            at = self.o_ref.at[pl.ds(token, self.size), self.head, self.values]
+            plt.store(at, self.turned((o * unit).astype(self.o_ref.dtype)), mask=valid)
+        if self.per_channel:
+            k = key_tile(tiles.k_to_end)
+            decays = [d[None, :] if flip else d[:, None] for d in ahead.decay]
+        else:
+            assert ahead.to_end is not None
+            new = self.of_rows(new, ahead.to_end)
+            decays = list(ahead.decay) * len(k)
+        return tuple(
+            s * decay + (dot(new, x) if flip else dot(x, new, ta=True))
+            for s, decay, x in zip(state, decays, k, strict=True)
         )
-        write_state(segment, state, unit)
-        return state
 
-    scaled = tuple(turned(s) * (1.0 / unit) for s in start)
-    lax.fori_loop(chain, end_ref[chain], segment_step, scaled)
+    def run(self, new_pool_ref: Any) -> None:
+        inputs = self.inputs
+        start = self.read_state()
+        unit = self.unit(start)
 
-    # Padding rows: cleared by the program of the chain behind the last, which has no segments.
-    last = load_ref.shape[0] - 1
-    begin, behind = cu_ref[last], o_ref.shape[0]
-    blocks = lax.div(behind - begin + (size - 1), jnp.int32(size))
+        def segment_step(segment: Array, state: State) -> State:
+            first, behind = inputs.tile[segment], inputs.tile[segment + 1]
 
-    def clear(step: Array, carry: Array) -> Array:
-        token = begin + step * size
-        valid = (token + iota((size,), 0) < behind)[:, None]
-        zeros = jnp.zeros((size, width), o_ref.dtype)
-        plt.store(o_ref.at[pl.ds(token, size), head, values], zeros, mask=valid)
-        return carry
+            def step(tile: Array, carry: tuple[State, _Scalings]) -> tuple[State, _Scalings]:
+                state, ahead = carry
+                following = self.read_ahead(segment, tile + 1)
+                return self.tile_step(segment, tile, state, ahead, unit), following
 
-    lax.fori_loop(jnp.int32(0), jnp.where(chain == last, blocks, 0), clear, jnp.int32(0))
+            carry = (state, self.read_ahead(segment, first))
+            state, _ = lax.fori_loop(first, behind, step, carry)
+            self.write_state(new_pool_ref, segment, state, unit)
+            return state
+
+        scaled = tuple(self.turned(s) * (1.0 / unit) for s in start)
+        lax.fori_loop(self.chain, inputs.end[self.chain], segment_step, scaled)
+        if self.options.outputs:
+            self.clear_padding()
+
+    def clear_padding(self) -> None:
+        """By the program of the chain behind the last, which has no segments."""
+        last = self.inputs.load.shape[0] - 1
+        begin, behind = self.inputs.cu[last], self.o_ref.shape[0]
+        blocks = lax.div(behind - begin + (self.size - 1), jnp.int32(self.size))
+
+        def clear(step: Array, carry: Array) -> Array:
+            token = begin + step * self.size
+            valid = (token + iota((self.size,), 0) < behind)[:, None]
+            zeros = jnp.zeros((self.size, self.width), self.o_ref.dtype)
+            at = self.o_ref.at[pl.ds(token, self.size), self.head, self.values]
+            plt.store(at, zeros, mask=valid)
+            return carry
+
+        steps = jnp.where(self.chain == last, blocks, 0)
+        lax.fori_loop(jnp.int32(0), steps, clear, jnp.int32(0))
+
+
+def _kernel(*refs: Any, names: tuple[str, ...], options: Options, width: int) -> None:
+    first = len(_Inputs._fields)
+    tiles = Prepared(**dict(zip(names, refs[first : first + len(names)], strict=True)))
+    *o_refs, new_pool_ref = refs[first + len(names) :]
+    o_ref = o_refs[0] if o_refs else None
+    _Chain(_Inputs(*refs[:first]), tiles, o_ref, options, width).run(new_pool_ref)
 
 
 def scan(
     prepared: Prepared,
+    qkv: Array,
     pool: Array,
-    layer: int | Array,
+    layers: Array,
     segments: Segments,
     tiles: TileRanges,
-    out: jax.ShapeDtypeStruct,
-    tuning: PrefillTuning,
-    *,
-    interpret: bool,
-) -> tuple[Array, Array]:
-    """Outputs [T, H, V] of `out`, and the pool with the states that segments store."""
-    heads, value_dim = out.shape[1:]
-    width = dividing_block(value_dim, tuning.value_block)
-    inputs = [x for x in prepared if x is not None]
-    load = jnp.pad(segments.load, (0, 1), constant_values=CONTINUE)
-    end = jnp.pad(chain_end(segments), (0, 1), constant_values=segments.load.shape[0])
-    call = triton_call(
-        functools.partial(
-            _kernel,
-            per_channel=prepared.q_scale is None,
-            tuning=tuning.with_value_block(width),
-            interpret=interpret,
-        ),
-        "gated_delta_rule_scan",
-        (value_dim // width, heads, load.shape[0]),
-        (out, jax.ShapeDtypeStruct(pool.shape, pool.dtype)),
-        warps=tuning.scan_warps,
-        stages=tuning.scan_stages,
-        aliases={6: 1},
-        interpret=interpret,
+    options: Options,
+) -> tuple[Array | None, Array]:
+    """Outputs [T, H, V], if asked for, and the pool with the states that segments store.
+
+    `layers` [G] is the layer of the pool that each segment works on.
+    """
+    count, (heads, value_dim) = segments.load.shape[0], (pool.shape[2], pool.shape[4])
+    width = dividing_block(value_dim, options.tuning.value_block)
+    given = {name: x for name, x in prepared._asdict().items() if x is not None}
+    inputs = _Inputs(
+        jnp.pad(layers, (0, 1)),
+        segments.cu,
+        jnp.pad(segments.load, (0, 1), constant_values=CONTINUE),
+        segments.store,
+        jnp.pad(chain_end(segments), (0, 1), constant_values=count),
+        tiles.of_segment,
+        pool,
+        qkv,
     )
-    layers = jnp.asarray([layer], jnp.int32)
-    arrays = (layers, segments.cu, load, segments.store, end, tiles.of_segment, pool, *inputs)
-    o, pool = call(*arrays)
-    return o, pool
+    states = jax.ShapeDtypeStruct(pool.shape, pool.dtype)
+    out = (jax.ShapeDtypeStruct((qkv.shape[0], heads, value_dim), qkv.dtype),)
+    out = out if options.outputs else ()
+    call = triton_call(
+        functools.partial(_kernel, names=tuple(given), options=options, width=width),
+        "gated_delta_rule_scan",
+        (value_dim // width, heads, count + 1),
+        (*out, states),
+        warps=options.tuning.scan_warps,
+        stages=options.tuning.scan_stages,
+        aliases={inputs._fields.index("pool"): len(out)},
+        interpret=options.interpret,
+    )
+    *o, pool = call(*inputs, *given.values())
+    return (o[0] if o else None), pool

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import jax.numpy as jnp
 from jax.typing import DTypeLike
@@ -12,28 +12,24 @@ from ..triton import Products
 
 @dataclass(frozen=True)
 class PrefillTuning:
-    """`products` is the precision of every matrix product but those of the inverse, and decides
-    in which type the kernels hand tiles to each other."""
+    """`products` is the precision of the matrix products, and decides in which type the kernels
+    hand tiles to each other."""
 
     products: Products = "f16"
-    inverse_products: Products = "tf32"
     leaf_products: Products = "tf32"  # factors from exp(-72) to exp(72): not for float16
     chunk: int = 64
     inverse_leaf: int = 16  # rows solved by substitution; larger blocks by matrix products
     decay_leaf: int = 16  # KDA: rows whose decays share one anchor; see channel_decay.py
-    key_block: int = 32  # KDA: key channels taken at a time
+    key_block: int = 64  # KDA: key channels taken at a time
     prepare_warps: int = 4
-    value_block: int = 32
+    value_block: int = 64
     scan_warps: int = 4
     scan_stages: int = 3
-    transposed: bool = False  # carry S^T in registers as the left operand of every product
+    transposed: bool = True  # carry S^T in registers as the left operand of every product
 
     @property
     def tile_dtype(self) -> DTypeLike:
-        return {"f16": jnp.float16, "bf16": jnp.bfloat16}.get(self.products, jnp.float32)
-
-    def with_value_block(self, width: int) -> PrefillTuning:
-        return replace(self, value_block=width)
+        return jnp.float16 if self.products == "f16" else jnp.float32
 
     @classmethod
     def default(cls, dtype: DTypeLike) -> PrefillTuning:
@@ -42,10 +38,13 @@ class PrefillTuning:
             return cls()
         return cls(
             products="tf32x3",
-            inverse_products="tf32x3",
             leaf_products="tf32x3",
+            inverse_leaf=4,
             decay_leaf=4,
+            key_block=32,
             prepare_warps=8,
+            value_block=32,
             scan_warps=8,
             scan_stages=1,
+            transposed=False,
         )

@@ -1,5 +1,6 @@
 """Attention over paged keys and values."""
 
-from .reference import decode_paged_attention, ragged_paged_attention, write_pages
+from .api import decode_paged_attention, ragged_paged_attention
+from .reference import write_pages
 
 __all__ = ["decode_paged_attention", "ragged_paged_attention", "write_pages"]

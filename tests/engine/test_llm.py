@@ -9,8 +9,9 @@ import jax.numpy as jnp
 import pytest
 
 from jhybrid import LLM, SamplingParams
-from jhybrid.engine.build import find_model, size_pools
+from jhybrid.engine.build import find_model
 from jhybrid.engine.config import EngineConfig
+from jhybrid.engine.memory import PoolSizes, size_pools
 from jhybrid.sharding import make_mesh
 
 FLAGS: dict[str, Any] = {"max_running": 4, "max_prefill_tokens": 64, "max_context": 512}
@@ -103,4 +104,4 @@ def test_memory_flags_buy_pages_and_slots() -> None:
     page = 2 * 2 * 16 * 2 * 64 * 4  # keys and values, 2 layers, 16 tokens, 2 heads x 64, float32
     slot = 6 * (8 * 64 * 32 + 3 * 4 * (64 + 64 + 2 * 32)) * 4  # states and conv windows
     engine = EngineConfig(kv_memory=100 * page + 1, state_memory=10 * slot, max_context=1024)
-    assert size_pools(config, engine, mesh, jnp.float32, 1024) == (100, 10)
+    assert size_pools(config, engine, mesh, jnp.float32, 1024) == PoolSizes(100, 10)

@@ -11,10 +11,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import Array
 
 from pallas_kernels import (
     CONTINUE,
     NO_SLOT,
+    Activation,
+    Gates,
     Segments,
     chunk_gated_delta_rule,
     decode_gated_delta_rule,
@@ -70,6 +73,7 @@ IDS = [case.name for case in CASES]
 
 
 Five = tuple[Any, Any, Any, Any, Any]  # q, k, v, g, beta
+ACTIVATION = Activation(beta_scale=2.0)
 
 
 def each(change: Callable[[Any], Any], x: Five) -> Five:
@@ -77,14 +81,36 @@ def each(change: Callable[[Any], Any], x: Five) -> Five:
     return q, k, v, g, beta
 
 
-def as_dtype(x: Five, dtype: Any) -> Five:
-    """As an op gets them: q, k and v in the model's type, gates in float32."""
-    q, k, v, g, beta = map(jnp.asarray, x)
-    return q.astype(dtype), k.astype(dtype), v.astype(dtype), g, beta
+def logits_of(g: np.ndarray, beta: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """float32 logits of gates under ACTIVATION with A_log = dt_bias = 0; -200 and 200 saturate."""
+    g, beta = (np.asarray(x, np.float64) for x in (g, beta))
+    with np.errstate(divide="ignore"):
+        z = np.where(g < -30, -g, np.log(np.expm1(np.minimum(-g, 30))))
+        strength = np.log(beta / 2) - np.log1p(-beta / 2)
+    return tuple(np.clip(x, -200, 200).astype(np.float32) for x in (z, strength))  # type: ignore
 
 
-def as_float32(x: Five) -> Five:
-    return each(lambda y: np.asarray(y.astype(jnp.float32)), x)
+def gates_of(z: np.ndarray, strength: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """What float32 logits stand for, in float64."""
+    z, strength = z.astype(np.float64), strength.astype(np.float64)
+    return -np.logaddexp(z, 0), 2 / (1 + np.exp(-strength))
+
+
+def packed(x: Five, dtype: Any = jnp.float32) -> tuple[Array, Gates]:
+    """As an op gets them: q, k and v in one array of the model's type, gates as logits."""
+    q, k, v, g, beta = x
+    values = np.reshape(v, (len(v), k.shape[1], -1))
+    qkv = jnp.asarray(np.concatenate([q, k, values], axis=2), dtype)
+    z, strength = logits_of(g, beta)
+    zeros = jnp.zeros(z.shape[1:])
+    return qkv, Gates(jnp.asarray(z), jnp.asarray(strength), jnp.zeros(z.shape[1]), zeros)
+
+
+def rounded(x: Five, dtype: Any) -> Five:
+    """The values that remain in the model's type."""
+    q, k, v, g, beta = x
+    q, k, v = (np.asarray(jnp.asarray(y, dtype).astype(jnp.float32)) for y in (q, k, v))
+    return q, k, v, g, beta
 
 
 def inputs(case: Case, length: int, seed: int = 0) -> Five:
@@ -106,8 +132,8 @@ def inputs(case: Case, length: int, seed: int = 0) -> Five:
     beta = rng.random((length, case.heads)) if case.beta is None else None
     if beta is None:
         beta = np.full((length, case.heads), case.beta)
-    q, k, v, g, beta = (x.astype(np.float32) for x in (q, k, v, g, beta))
-    return q, k, v, g, beta
+    q, k, v = (x.astype(np.float32) for x in (q, k, v))
+    return q, k, v, *gates_of(*logits_of(g, beta))
 
 
 def state_of(case: Case, seed: int = 1) -> np.ndarray:
@@ -115,13 +141,19 @@ def state_of(case: Case, seed: int = 1) -> np.ndarray:
     return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
 
 
-chunk = jax.jit(chunk_gated_delta_rule)
-recurrent = jax.jit(recurrent_gated_delta_rule)
+def on_float32(op: Callable[..., Any]) -> Callable[..., Any]:
+    compiled = jax.jit(op)
+    return lambda *x: compiled(*(jnp.asarray(y, jnp.float32) for y in x))
+
+
+chunk = on_float32(chunk_gated_delta_rule)
+recurrent = on_float32(recurrent_gated_delta_rule)
 
 
 def compiled(op: Callable[..., Any], implementation: str) -> Callable[..., Any]:
     """The op in one implementation; kernels are interpreted."""
-    options = {"implementation": implementation, "interpret": implementation == "pallas"}
+    options: dict[str, Any] = {"implementation": implementation, "activation": ACTIVATION}
+    options["interpret"] = implementation == "pallas"
     return jax.jit(functools.partial(op, **options), static_argnames="layer")
 
 
@@ -169,8 +201,7 @@ def test_ragged_batch_equals_each_sequence_alone(
     lengths = (70, 1, 0, 64, 33)
     starts = np.cumsum((0, *lengths))
     given = inputs(case, 192)  # 24 rows of padding behind the last sequence
-    given = as_dtype(given, dtype)
-    x = as_float32(given)
+    x = rounded(given, dtype)
     pool = poisoned_pool(case, slots=9)
     pool[5, 1], pool[6, 1] = state_of(case), state_of(case, 2)
     # sequence 0 leaves states at 20 and 64; sequence 2 passes its state through
@@ -178,7 +209,7 @@ def test_ragged_batch_equals_each_sequence_alone(
     load = np.array([5, CONTINUE, CONTINUE, NO_SLOT, 6, NO_SLOT, 5, NO_SLOT], np.int32)
     store = np.array([0, 1, 2, 3, 4, 7, NO_SLOT, NO_SLOT], np.int32)
     segments = Segments(*map(jnp.asarray, (cu, load, store)))
-    o, after = ragged[implementation](*given, pool, layer=1, segments=segments)
+    o, after = ragged[implementation](*packed(x, dtype), pool, layer=1, segments=segments)
     assert o.dtype == dtype
     o, after = np.asarray(o.astype(jnp.float32)), np.asarray(after)
 
@@ -220,7 +251,7 @@ def test_decode_updates_slots_in_place(case: Case, implementation: str) -> None:
     for slot, state in states.items():
         pool[slot, 1] = state
     slots = jnp.array([4, NO_SLOT, 1], jnp.int32)
-    o, after = decode[implementation](*tokens, pool, layer=1, slots=slots)
+    o, after = decode[implementation](*packed(tokens), pool, layer=1, slots=slots)
     for row, slot in ((0, 4), (2, 1)):
         part = each(lambda y, row=row: y[row : row + 1], tokens)
         expected, state = oracle.gated_delta_rule(*part, states[slot])
@@ -247,6 +278,7 @@ def test_long_decode_drifts_no_faster_than_rounding() -> None:
 def test_gradients_are_finite_under_strong_decay() -> None:
     case = Case("grad", per_channel=True, key_heads=2, heads=2, decay="strong")
     x = inputs(case, 70)
+    x = each(lambda y: jnp.asarray(y, jnp.float32), x)
     grads = jax.grad(lambda *y: chunk_gated_delta_rule(*y)[0].sum(), argnums=range(5))(*x)
     for grad in grads:
         assert np.isfinite(np.asarray(grad)).all()

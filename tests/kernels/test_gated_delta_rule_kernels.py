@@ -12,7 +12,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pallas_kernels import NO_SLOT, Segments, decode_gated_delta_rule, ragged_gated_delta_rule
+from pallas_kernels import (
+    NO_SLOT,
+    Gates,
+    Segments,
+    decode_gated_delta_rule,
+    ragged_gated_delta_rule,
+)
 from pallas_kernels.arg_specs import HEAD_SHAPES, HeadShape, segments_shape
 from pallas_kernels.gated_delta_rule.decode import DecodeTuning, decode
 from pallas_kernels.gated_delta_rule.prefill import ragged_prefill
@@ -22,13 +28,14 @@ from ..assertions import assert_close
 from . import oracle
 from .lowering import TRITON_CALL, lower_for_cuda
 from .test_gated_delta_rule import (
+    ACTIVATION,
     BF16_BOUND,
     F32_BOUND,
     Case,
-    as_dtype,
-    as_float32,
     each,
     inputs,
+    packed,
+    rounded,
     state_of,
 )
 
@@ -39,18 +46,27 @@ BF16 = PrefillTuning.default(jnp.bfloat16)
 
 @functools.cache
 def compiled(tuning: PrefillTuning | None) -> Callable[..., Any]:
-    return jax.jit(functools.partial(ragged_prefill, tuning=tuning, interpret=True))
+    """(qkv, gates, pool, segments) -> (o, pool)"""
+
+    def run(qkv: Any, gates: Gates, pool: Any, segments: Segments) -> Any:
+        gates = gates._replace(A_log=gates.A_log[None], dt_bias=gates.dt_bias[None])
+        layers = jnp.zeros_like(segments.load)
+        return ragged_prefill(
+            qkv, gates, pool, layers, None, segments, ACTIVATION, tuning=tuning, interpret=True
+        )
+
+    return jax.jit(run)
 
 
 def prefill(case: Case, length: int, dtype: Any, tuning: PrefillTuning | None = None) -> Any:
     """(o, state, expected o, expected state) of one sequence from slot 0 to slot 1."""
-    x = as_dtype(inputs(case, 150), dtype)  # one shape, whatever the length
+    x = rounded(inputs(case, 150), dtype)  # one shape, whatever the length
     start = state_of(case)
     pool = np.full((3, 1, *start.shape), np.nan, np.float32)
     pool[0, 0] = start
     segments = Segments(*(jnp.array(y, jnp.int32) for y in ([0, length], [0], [1])))
-    o, after = compiled(tuning)(*x, pool, 0, segments)
-    expected = oracle.gated_delta_rule(*each(lambda y: y[:length], as_float32(x)), start)
+    o, after = compiled(tuning)(*packed(x, dtype), pool, segments)
+    expected = oracle.gated_delta_rule(*each(lambda y: y[:length], x), start)
     return o[:length].astype(jnp.float32), after[1, 0], *expected
 
 
@@ -65,10 +81,10 @@ def test_any_length(case: Case, length: int) -> None:
 @pytest.mark.parametrize(
     "case, tuning",
     [
-        (GDN, replace(BF16, transposed=True)),
-        (GDN, replace(BF16, inverse_leaf=1, value_block=16)),
+        (GDN, replace(BF16, transposed=False)),
+        (GDN, replace(BF16, inverse_leaf=8, value_block=16)),
         (replace(GDN, key_dim=96, value_dim=48), BF16),  # blocks of 64 and 32
-        (KDA, replace(BF16, transposed=True, key_block=16)),
+        (KDA, replace(BF16, transposed=False, key_block=16)),
         (KDA, replace(BF16, decay_leaf=1)),
         (replace(KDA, decay="strong"), replace(BF16, decay_leaf=8)),
     ],
@@ -85,11 +101,11 @@ def test_values_of_any_size(size: float) -> None:
     case = GDN
     q, k, v, g, beta = inputs(case, 70)
     v = v * np.float32(size)
-    x = as_dtype((q, k, v, g, beta), jnp.bfloat16)
+    x = rounded((q, k, v, g, beta), jnp.bfloat16)
     pool = jnp.zeros((2, 1, case.heads, case.key_dim, case.value_dim), jnp.float32)
     segments = Segments(*(jnp.array(y, jnp.int32) for y in ([0, 70], [NO_SLOT], [0])))
-    o, after = ragged_prefill(*x, pool, 0, segments, interpret=True)
-    expected, state = oracle.gated_delta_rule(*as_float32(x))
+    o, after = compiled(None)(*packed(x, jnp.bfloat16), pool, segments)
+    expected, state = oracle.gated_delta_rule(*x)
     assert_close("o", o.astype(jnp.float32), expected, BF16_BOUND)
     assert_close("state", after[0, 0], state, BF16_BOUND)
 
@@ -99,6 +115,47 @@ def test_runs_are_identical(case: Case) -> None:
     first, second = (prefill(case, 70, jnp.bfloat16)[:2] for _ in range(2))
     for one, other in zip(first, second, strict=True):
         np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("dims", [(64, 128), (96, 192), (192, 96), (256, 64), (128, 256)])
+@pytest.mark.parametrize("per_channel", [False, True], ids=["gdn", "kda"])
+def test_prefill_of_unequal_dims(dims: tuple[int, int], per_channel: bool) -> None:
+    case = Case("dims", 1, 1, *dims, per_channel=per_channel)
+    o, state, expected, expected_state = prefill(case, 70, jnp.float32)
+    assert_close("o", o, expected, F32_BOUND)
+    assert_close("state", state, expected_state, F32_BOUND)
+
+
+@pytest.mark.parametrize("per_channel", [False, True], ids=["gdn", "kda"])
+def test_long_decode_drifts_no_faster_than_the_reference(per_channel: bool) -> None:
+    """8,192 steps; states decay little, so that errors stay in them."""
+    case = Case("drift", 1, 1, 16, 16, per_channel=per_channel, decay="none")
+    steps = 8192
+    x = inputs(case, steps)
+    x = (*x[:3], np.full_like(x[3], -1e-3), x[4])
+    _, expected = oracle.gated_delta_rule(*x)
+    qkv, gates = packed(x)
+    errors = {}
+    for implementation in ("xla", "pallas"):
+        step = functools.partial(
+            decode_gated_delta_rule,
+            activation=ACTIVATION,
+            implementation=implementation,
+            interpret=implementation == "pallas",
+        )
+
+        def one(pool: Any, token: Any, step: Any = step) -> Any:
+            qkv, z, beta = token
+            given = gates._replace(decay=z[None], beta=beta[None])
+            return step(qkv[None], given, pool, 0, jnp.zeros(1, jnp.int32))[1], None
+
+        pool = jnp.zeros((2, 1, 1, 16, 16))
+        run = jax.jit(lambda pool, tokens, one=one: jax.lax.scan(one, pool, tokens)[0])
+        state = run(pool, (qkv, gates.decay, gates.beta))[0, 0]
+        error = np.linalg.norm(np.asarray(state, np.float64) - expected)
+        errors[implementation] = error / np.linalg.norm(expected)
+    assert errors["pallas"] <= max(1.5 * errors["xla"], 1e-6)
+    assert errors["pallas"] < F32_BOUND
 
 
 @pytest.mark.parametrize("shape", [(96, 192), (192, 96), (64, 256)])
@@ -113,11 +170,11 @@ def test_decode_of_unequal_dims(shape: tuple[int, int], per_channel: bool) -> No
         per_channel=per_channel,
     )
     start = state_of(case)
-    x = each(jnp.asarray, inputs(case, 1))
+    x = inputs(case, 1)
     tuning = DecodeTuning(value_block=32, evict_first=True)
     slots = jnp.array([1], jnp.int32)
     pool = jnp.stack([start * jnp.nan, start])[:, None]
-    o, after = decode(*x, pool, 0, slots, tuning=tuning, interpret=True)
+    o, after = decode(*packed(x), pool, 0, slots, ACTIVATION, tuning=tuning, interpret=True)
     expected, state = oracle.gated_delta_rule(*x, start)
     assert_close("o", o, expected, F32_BOUND)
     assert_close("state", after[1, 0], state, F32_BOUND)
@@ -143,5 +200,5 @@ def test_uncovered_shapes_are_refused_by_name() -> None:
     pool = jnp.zeros((2, 1, 4, 24, 32))
     slots = jnp.zeros(1, jnp.int32)
     with pytest.raises(NotImplementedError, match="key dim 24"):
-        decode_gated_delta_rule(*x, pool, 0, slots, implementation="pallas", interpret=True)
-    decode_gated_delta_rule(*x, pool, 0, slots)  # XLA takes any
+        decode_gated_delta_rule(*packed(x), pool, 0, slots, implementation="pallas")
+    decode_gated_delta_rule(*packed(x), pool, 0, slots)  # XLA takes any

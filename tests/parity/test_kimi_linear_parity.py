@@ -87,7 +87,7 @@ def test_safe_gate_is_that_of_glm5_next() -> None:
     from transformers.models.glm5_next.modeling_glm5_next import Glm5NextTextForgetGate
 
     from jhybrid.config import LinearAttentionConfig
-    from jhybrid.layers.kimi_delta_attention import log_decay
+    from jhybrid.layers.delta_rule import gate_activation
 
     heads, dim, hidden = 3, 8, 16
     shape = {"linear_head_dim": dim, "linear_num_heads": heads, "linear_lower_bound": -5.0}
@@ -97,10 +97,10 @@ def test_safe_gate_is_that_of_glm5_next() -> None:
         torch.nn.init.normal_(weight)
     x = torch.randn(2, 7, hidden)
     expected = gate(x).detach().numpy()
-    z = gate.f_b_proj(gate.f_a_proj(x)) + gate.dt_bias
-    z = jnp.asarray(z.detach().numpy()).reshape(2, 7, heads, dim)
+    z = jnp.asarray(gate.f_b_proj(gate.f_a_proj(x)).detach().numpy()).reshape(2, 7, heads, dim)
+    A_log, bias = (jnp.asarray(x.detach().numpy()) for x in (gate.A_log, gate.dt_bias))
     c = LinearAttentionConfig("kda", heads, heads, dim, dim, gate="safe", low_rank=dim)
-    found = log_decay(z, jnp.asarray(gate.A_log.detach().numpy()), c)
+    found = gate_activation(c).log_decay(z, A_log[:, None], bias.reshape(heads, dim))
     assert -5 <= expected.min() < expected.max() <= 0
     np.testing.assert_allclose(np.asarray(found), expected, rtol=1e-5, atol=1e-6)
     assert jax.eval_shape(lambda: found).dtype == jnp.float32

@@ -1,0 +1,164 @@
+"""Suite `profile`: where the device time of one prefill or decode step goes, kernel by kernel.
+
+Steps are run bare (no scheduler), under JAX's profiler; kernels of one name are added up.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+import statistics
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from jhybrid.config import require
+from jhybrid.engine.arguments import add_engine_arguments
+from jhybrid.engine.build import create_engine, engine_config
+from jhybrid.engine.model_runner import ModelRunner
+
+from .results import Result, ResultsFile
+
+REPEAT = 5
+
+
+@dataclass(frozen=True)
+class Step:
+    """`prefill:TOKENS[:CONTEXT]` or `decode:BATCH[:CONTEXT]`; CONTEXT tokens are in the cache."""
+
+    kind: str
+    size: int
+    context: int
+
+    @classmethod
+    def parse(cls, text: str) -> Step:
+        kind, *numbers = text.split(":")
+        known = kind in ("prefill", "decode") and 1 <= len(numbers) <= 2
+        require(known, "steps", text, "prefill:TOKENS[:CONTEXT] or decode:BATCH[:CONTEXT]")
+        return cls(kind, int(numbers[0]), int(numbers[1]) if len(numbers) == 2 else 0)
+
+    def __str__(self) -> str:
+        return f"{self.kind}/{self.size}" + (f"@{self.context}" if self.context else "")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_engine_arguments(parser)
+    group = parser.add_argument_group("suite")
+    group.add_argument("--out", type=Path, required=True, metavar="DIR")
+    group.add_argument("--steps", required=True, metavar="KIND:SIZE[:CONTEXT],...")
+    group.add_argument("--top", type=int, default=25, metavar="N", help="kernels to print")
+
+
+def run(args: argparse.Namespace) -> None:
+    steps = [Step.parse(text) for text in args.steps.split(",")]
+    results = ResultsFile(args.out)
+    engine = create_engine(args.model, engine_config(args), warm_up=False)
+    runner, name = engine.runner, engine.model_name.removeprefix("dummy:")
+    calls = [make_call(runner, step) for step in steps]
+    begin = time.perf_counter()
+    with ThreadPoolExecutor() as pool:  # every first call compiles
+        list(pool.map(lambda call: call.compile(), calls))
+    print(f"compiled {len(calls)} steps in {time.perf_counter() - begin:.1f} s", flush=True)
+    for step, call in zip(steps, calls, strict=True):
+        wall = median_seconds(call)
+        kernels = profile(call)
+        busy = sum(seconds for seconds, _ in kernels.values())
+        for metric, value in (("step", wall), ("device_busy", busy)):
+            case = f"{name}/{step}"
+            results.append(Result("profile", case, "jhybrid", metric, 1e3 * value, "ms", REPEAT))
+        print(f"\n{name}/{step}: step {1e3 * wall:.3f} ms, kernels {1e3 * busy:.3f} ms", flush=True)
+        order = sorted(kernels.items(), key=lambda item: -item[1][0])
+        for kernel, (seconds, count) in order[: args.top]:
+            print(f"  {1e3 * seconds:9.3f} ms {count:6.0f} x  {kernel[:110]}")
+        rest = order[args.top :]
+        total = 1e3 * sum(seconds for _, (seconds, _) in rest)
+        print(f"  {total:9.3f} ms {sum(n for _, (_, n) in rest):6.0f} x  others", flush=True)
+
+
+@dataclass
+class Call:
+    compile: Callable[[], Any]
+    run: Callable[[], Any]
+
+
+def make_call(runner: ModelRunner, step: Step) -> Call:
+    """The step on pages and slots that nobody else uses, all sequences of one length."""
+    page_size, pages = runner.page_size, runner.caches.keys.shape[0]
+    rng = np.random.default_rng(0)
+    batch: Any
+    tokens = rng.integers(0, min(256, runner.vocab), step.size).astype(np.int32)
+    sequences = 1 if step.kind == "prefill" else step.size
+    new = step.size if step.kind == "prefill" else 1
+    needed = -(-(step.context + new) // page_size)
+    fits = sequences * needed <= pages and needed <= runner.buckets.pages
+    require(fits, "steps", str(step), f"{pages} pages and a table of {runner.buckets.pages}")
+    tables = np.arange(sequences * needed, dtype=np.int32).reshape(sequences, needed)
+    if step.kind == "prefill":
+        batch = runner.empty_prefill(step.size, 2)
+        batch.token_ids[:] = tokens
+        batch.positions[:] = step.context + np.arange(step.size)
+        batch.kv_slots[:] = batch.positions
+        batch.cu_seqlens[1:] = step.size
+        batch.page_table[0, :needed] = tables[0]
+        batch.segments.cu[1:] = step.size
+        batch.segments.store[0] = 0
+        args: tuple[Any, ...] = (batch,)
+        name, size, function = "prefill", (step.size, 2), runner.prefill
+        values: tuple[Any, ...] = (runner.params, runner.caches, batch)
+    else:
+        size = (max(2, step.size),)
+        batch = runner.empty_decode(size[0])
+        rows = np.full(size, -1, np.int32)
+        rows[: step.size] = np.arange(step.size)
+        batch.positions[: step.size] = step.context
+        batch.page_table[: step.size, :needed] = tables
+        last = tables[:, step.context // page_size]
+        batch.kv_slots[: step.size] = last * page_size + step.context % page_size
+        batch.state_slots[: step.size] = np.arange(step.size)
+        args, name, function = (rows, batch), "decode", runner.decode
+        values = (runner.params, runner.caches, runner.rows.params.last_token, rows, batch)
+    compile_it = lambda: runner.prepare(name, size, values)  # noqa: E731
+    return Call(compile_it, lambda: function(*args))
+
+
+def median_seconds(call: Call) -> float:
+    """Host time a step when several are in flight, as the engine keeps them."""
+    spans = []
+    jax.block_until_ready(call.run())
+    for _ in range(REPEAT):
+        begin = time.perf_counter()
+        jax.block_until_ready([call.run() for _ in range(4)])
+        spans.append((time.perf_counter() - begin) / 4)
+    return statistics.median(spans)
+
+
+def profile(call: Call) -> dict[str, tuple[float, float]]:
+    """Device seconds and launches of each kernel, for one step."""
+    with tempfile.TemporaryDirectory() as folder:
+        with jax.profiler.trace(folder):
+            jax.block_until_ready([call.run() for _ in range(REPEAT)])
+        return read_trace(next(Path(folder).rglob("*.xplane.pb")))
+
+
+def read_trace(path: Path) -> dict[str, tuple[float, float]]:
+    seconds: Counter[str] = Counter()
+    launches: Counter[str] = Counter()
+    for plane in jax.profiler.ProfileData.from_file(str(path)).planes:
+        if not plane.name.startswith("/device:GPU"):
+            continue
+        for line in plane.lines:
+            if not line.name.startswith("Stream"):
+                continue  # other lines show the same time again, by module and by op
+            for event in line.events:
+                kernel = re.sub(r"[._]\d+$", "", event.name)
+                seconds[kernel] += event.duration_ns * 1e-9
+                launches[kernel] += 1
+    return {kernel: (seconds[kernel] / REPEAT, launches[kernel] / REPEAT) for kernel in seconds}

@@ -1,0 +1,315 @@
+"""Flash attention over paged keys and values: one kernel for decode and prefill, GQA and latents.
+
+A program takes a piece of work (work.py): the queries of a tile, of all heads that share a kv head,
+as the rows of one matrix, against a range of keys that it visits block by block with a running
+softmax. Where tiles are cut into several pieces, each leaves
+
+    top = max_s x_s,   total = sum_s 2^(x_s - top),   acc = sum_s 2^(x_s - top) v_s
+
+with x_s = q k_s log2(e), and `combine` merges them.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array, lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import triton as plt
+
+from ..triton import Dot, iota, power_of_two_blocks, triton_call
+from .tuning import Cut, Tuning
+from .work import Pieces, Tiles
+
+NEVER = -1e30  # of a key that is not visible; finite, so that a row that sees nothing has no NaN
+WIDEST = 256  # block of a head dim
+COMBINED = 16  # pieces merged at once
+
+Sums = tuple[Array, Array, tuple[Array, ...]]  # top, total, acc
+
+
+@dataclass(frozen=True)
+class Heads:
+    """Query heads of one kv head, `together` of them in a program."""
+
+    group: int
+    together: int
+    kv_heads: int
+
+    @property
+    def blocks(self) -> int:
+        return self.kv_heads * -(-self.group // self.together)
+
+
+def head_blocks(q_heads: int, kv_heads: int, rows: int) -> Heads:
+    group = q_heads // kv_heads
+    return Heads(group, min(group, rows), kv_heads)
+
+
+def _parts(dim: int, value_dim: int | None = None) -> tuple[tuple[int, int], ...]:
+    """Power-of-two blocks of a head dim, cut at `value_dim` where keys serve as values."""
+    cut = value_dim or dim
+    rest = power_of_two_blocks(dim - cut, WIDEST)
+    return (*power_of_two_blocks(cut, WIDEST), *((cut + at, width) for at, width in rest))
+
+
+def _columns(part: tuple[int, int]) -> Array:
+    return part[0] + iota((1, part[1]), 1)
+
+
+def _kernel(
+    layer_ref: Any,
+    count_ref: Any,
+    piece_refs: Any,
+    queries_refs: Any,
+    positions_ref: Any,
+    table_ref: Any,
+    q_ref: Any,
+    keys_ref: Any,
+    values_ref: Any,
+    out_refs: Any,
+    *,
+    heads: Heads,
+    scale: float,
+    value_dim: int,
+    whole: bool,
+    tuning: Tuning,
+    dot: Dot,
+) -> None:
+    page_size, dim = keys_ref.shape[2], keys_ref.shape[4]
+    latents = values_ref is None
+    key_parts = _parts(dim, value_dim if latents else None)
+    value_parts = _parts(value_dim)
+    blocks_of_group = heads.blocks // heads.kv_heads
+    kv_head = pl.program_id(0) // blocks_of_group
+    in_group = (pl.program_id(0) % blocks_of_group) * heads.together
+    layer = layer_ref[0]
+    row = iota((tuning.rows,), 0)
+    row_token, row_head = row // heads.together, in_group + row % heads.together
+    head = kv_head * heads.group + row_head
+
+    def piece(index: Array) -> None:
+        tile_ref, first_ref, end_ref = piece_refs
+        tile, first, end = tile_ref[index], first_ref[index], end_ref[index]
+        start, tokens, sequence = tile, 1, tile
+        if queries_refs is not None:
+            start, tokens, sequence = (ref[tile] for ref in queries_refs)
+        valid = (row_token < tokens) & (row_head < heads.group)
+        token = jnp.where(valid, start + row_token, 0)
+        position = plt.load(positions_ref.at[token], mask=valid, other=-1)
+        rows = valid[:, None]
+        q = [
+            plt.load(q_ref.at[token[:, None], head[:, None], _columns(part)], mask=rows, other=0)
+            for part in key_parts
+        ]
+
+        def keys_of(index: Array) -> Array:
+            return first + index * tuning.block + iota((tuning.block,), 0)
+
+        def pages_of(index: Array) -> Array:
+            """Behind the last key anything may stand in the table: it is not read there."""
+            at = keys_of(index)
+            found = plt.load(table_ref.at[sequence, at // page_size], mask=at < end, other=0)
+            return jnp.maximum(found, 0)
+
+        def visit(index: Array, carry: tuple[Sums, Array], masked: bool) -> tuple[Sums, Array]:
+            """The pages of a block are looked up during the block before: a load that waits for
+            another is not overlapped with the products."""
+            (top, total, acc), pages = carry
+            at = keys_of(index)
+            inside = at < end
+            page, offset = pages[:, None], (at % page_size)[:, None]
+            pages = pages_of(index + 1)
+
+            def load(ref: Any, part: tuple[int, int]) -> Array:
+                where = ref.at[page, layer, offset, kv_head, _columns(part)]
+                return plt.load(where, mask=inside[:, None], other=0) if masked else plt.load(where)
+
+            k = [load(keys_ref, part) for part in key_parts]
+            scores = sum(dot(x, y, tb=True) for x, y in zip(q, k, strict=True))
+            scores = scores * (scale * math.log2(math.e))
+            if masked:
+                visible = (at[None, :] <= position[:, None]) & inside[None, :]
+                scores = jnp.where(visible, scores, NEVER)
+            high = jnp.maximum(top, jnp.max(scores, axis=1))
+            weights = jnp.exp2(scores - high[:, None])
+            shrink = jnp.exp2(top - high)
+            total = total * shrink + jnp.sum(weights, axis=1)
+            v = k[: len(value_parts)] if latents else [load(values_ref, p) for p in value_parts]
+            weights = weights.astype(v[0].dtype)
+            acc = tuple(a * shrink[:, None] + dot(weights, x) for a, x in zip(acc, v, strict=True))
+            return (high, total, acc), pages
+
+        sums = (
+            jnp.full((tuning.rows,), NEVER, jnp.float32),
+            jnp.zeros((tuning.rows,), jnp.float32),
+            tuple(jnp.zeros((tuning.rows, width), jnp.float32) for _, width in value_parts),
+        )
+        # Blocks that every query sees whole come first and need no mask.
+        everyone = jnp.min(jnp.where(valid, position, end)) + 1
+        seen = jnp.maximum(jnp.minimum(everyone, end) - first, 0) // tuning.block
+        blocks = (jnp.maximum(end - first, 0) + tuning.block - 1) // tuning.block
+        carry = sums, pages_of(jnp.int32(0))
+        carry = lax.fori_loop(0, seen, functools.partial(visit, masked=False), carry)
+        carry = lax.fori_loop(seen, blocks, functools.partial(visit, masked=True), carry)
+        top, total, acc = carry[0]
+
+        if whole:
+            (o_ref,) = out_refs
+            share = 1 / jnp.where(total > 0, total, 1)
+            for part, a in zip(value_parts, acc, strict=True):
+                where = o_ref.at[token[:, None], head[:, None], _columns(part)]
+                plt.store(where, (a * share[:, None]).astype(o_ref.dtype), mask=rows)
+            return
+        acc_ref, top_ref, total_ref = out_refs
+        plt.store(top_ref.at[index, row_token, head], top, mask=valid)
+        plt.store(total_ref.at[index, row_token, head], total, mask=valid)
+        for part, a in zip(value_parts, acc, strict=True):
+            where = acc_ref.at[index, row_token[:, None], head[:, None], _columns(part)]
+            plt.store(where, a, mask=rows)
+
+    worker, workers = pl.program_id(1), pl.num_programs(1)
+    mine = (count_ref[0] - worker + workers - 1) // workers
+
+    def one(step: Array, carry: None) -> None:
+        piece(worker + step * workers)
+
+    lax.fori_loop(0, mine, one, None)
+
+
+def _combine_kernel(
+    of_tile_ref: Any,
+    rows_refs: Any,
+    acc_ref: Any,
+    top_ref: Any,
+    total_ref: Any,
+    out_refs: Any,
+) -> None:
+    (o_ref,) = out_refs
+    head, token = pl.program_id(0), pl.program_id(1)
+    tile, row = token, 0
+    if rows_refs is not None:
+        of_token_ref, start_ref = rows_refs
+        tile = of_token_ref[token]
+        row = token - start_ref[tile]
+    first, end = of_tile_ref[tile], of_tile_ref[tile + 1]
+    parts = _parts(o_ref.shape[2])
+
+    def body(index: Array, carry: Sums) -> Sums:
+        top, total, acc = carry
+        at = first + index * COMBINED + iota((COMBINED,), 0)
+        there = at < end
+        tops = plt.load(top_ref.at[at, row, head], mask=there, other=NEVER)
+        totals = plt.load(total_ref.at[at, row, head], mask=there, other=0)
+        high = jnp.maximum(top, jnp.max(tops))
+        weights, shrink = jnp.exp2(tops - high), jnp.exp2(top - high)
+        found = [
+            plt.load(
+                acc_ref.at[at[:, None], row, head, _columns(part)], mask=there[:, None], other=0
+            )
+            for part in parts
+        ]
+        acc = tuple(
+            a * shrink + jnp.sum(x * weights[:, None], axis=0)
+            for a, x in zip(acc, found, strict=True)
+        )
+        return high, total * shrink + jnp.sum(totals * weights), acc
+
+    carry = (
+        jnp.float32(NEVER),
+        jnp.float32(0),
+        tuple(jnp.zeros((width,), jnp.float32) for _, width in parts),
+    )
+    groups = (end - first + COMBINED - 1) // COMBINED
+    _, total, acc = lax.fori_loop(0, groups, body, carry)
+    share = 1 / jnp.where(total > 0, total, 1)
+    for (offset, width), a in zip(parts, acc, strict=True):
+        o_ref[token, head, pl.ds(offset, width)] = (a * share).astype(o_ref.dtype)
+
+
+def attend(
+    q: Array,
+    keys: Array,
+    values: Array | None,
+    layer: int | Array,
+    positions: Array,
+    page_table: Array,
+    tiles: Tiles,
+    pieces: Pieces,
+    cut: Cut,
+    tuning: Tuning,
+    *,
+    scale: float,
+    value_dim: int,
+    interpret: bool = False,
+) -> Array:
+    """Queries q [T, Hq, D] of the tiles against the pages: [T, Hq, V]."""
+    tokens, q_heads, _ = q.shape
+    heads = head_blocks(q_heads, keys.shape[3], tuning.rows)
+    queries = tiles.queries
+    per_tile = 1 if queries is None else tuning.rows // heads.together
+    dot = Dot("bf16" if q.dtype == jnp.bfloat16 else "tf32x3", interpret)
+    out = jax.ShapeDtypeStruct((tokens, q_heads, value_dim), q.dtype)
+    rows = (cut.pieces, per_tile, q_heads)
+    partial = (
+        jax.ShapeDtypeStruct((*rows, value_dim), jnp.float32),
+        jax.ShapeDtypeStruct(rows, jnp.float32),
+        jax.ShapeDtypeStruct(rows, jnp.float32),
+    )
+    inputs = (
+        jnp.asarray([layer], jnp.int32),
+        pieces.used,
+        (pieces.tile, pieces.first, pieces.end),
+        None if queries is None else queries[:3],
+        positions,
+        page_table,
+        q,
+        keys,
+        values,
+    )
+    static: dict[str, Any] = dict(heads=heads, scale=scale, value_dim=value_dim)
+    static |= dict(whole=cut.whole, tuning=tuning, dot=dot)
+    found = _call(
+        functools.partial(_kernel, **static),
+        "paged_attention",
+        (heads.blocks, cut.programs),
+        (out,) if cut.whole else partial,
+        inputs,
+        tuning.warps,
+        tuning.stages,
+        interpret,
+    )
+    if cut.whole:
+        return found[0]
+    of_token = None if queries is None else (queries.of_token, queries.start)
+    inputs = (pieces.of_tile, of_token, *found)
+    grid = (q_heads, tokens)
+    name = "paged_attention_combine"
+    return _call(_combine_kernel, name, grid, (out,), inputs, 4, 1, interpret)[0]
+
+
+def _call(
+    kernel: Callable[..., None],
+    name: str,
+    grid: tuple[int, ...],
+    out: tuple[jax.ShapeDtypeStruct, ...],
+    inputs: tuple[Any, ...],
+    warps: int,
+    stages: int,
+    interpret: bool,
+) -> tuple[Array, ...]:
+    """A kernel whose inputs are a tree: some are absent, and their references None."""
+    leaves, tree = jax.tree.flatten(inputs)
+
+    def flat(*refs: Any) -> None:
+        given: Any = jax.tree.unflatten(tree, refs[: len(leaves)])
+        kernel(*given, refs[len(leaves) :])
+
+    options: Any = {"warps": warps, "stages": stages, "interpret": interpret}
+    return triton_call(flat, name, grid, out, **options)(*leaves)

@@ -1,0 +1,96 @@
+"""Few rows against streamed weights: both kernels, interpreted, against float64."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pallas_kernels.skinny_matmul import skinny_matmul
+from tests.assertions import assert_close
+
+BOUND = 5e-3
+
+
+def silu_product(a: jax.Array, b: jax.Array) -> jax.Array:
+    return jax.nn.silu(a) * b
+
+
+def inputs(rows: int, groups: int, count: int, inner: int) -> tuple[jax.Array, jax.Array]:
+    rng = np.random.default_rng(rows)
+    x = jnp.asarray(rng.normal(size=(rows, inner)), jnp.bfloat16)
+    return x, jnp.asarray(rng.normal(size=(groups, count, inner)) * inner**-0.5, jnp.bfloat16)
+
+
+def expected(x: Any, weights: jax.Array) -> np.ndarray:
+    parts = [np.asarray(x, np.float64) @ np.asarray(w, np.float64).T for w in weights]
+    return parts[0] if len(parts) == 1 else parts[0] / (1 + np.exp(-parts[0])) * parts[1]
+
+
+@pytest.mark.parametrize("rows", [1, 2, 4, 5, 16, 17, 64])
+@pytest.mark.parametrize("groups", [1, 2])
+def test_kernel_against_float64(rows: int, groups: int) -> None:
+    x, weights = inputs(rows, groups, 48, 1280)
+    combine = silu_product if groups == 2 else None
+    out = skinny_matmul(x, weights, combine, implementation="pallas", interpret=True)
+    assert out.dtype == jnp.bfloat16
+    assert_close("out", out.astype(jnp.float32), expected(x, weights), BOUND)
+
+
+@pytest.mark.parametrize("rows", [2, 16])
+@pytest.mark.parametrize("implementation", ["pallas", "xla"])
+def test_normed_rows(rows: int, implementation: Any) -> None:
+    x, weights = inputs(rows, 2, 32, 1280)
+    scale = jnp.asarray(np.random.default_rng(9).normal(size=1280), jnp.float32)
+    options: Any = {"norm": (scale, 1e-6), "implementation": implementation, "interpret": True}
+    out = skinny_matmul(x, weights, silu_product, **options)
+    wide = np.asarray(x, np.float64)
+    wide *= np.asarray(scale, np.float64) / np.sqrt((wide**2).mean(axis=1, keepdims=True) + 1e-6)
+    # the XLA form rounds to bf16 three times: the rows, the products, the result
+    bound = BOUND if implementation == "pallas" else 2 * BOUND
+    assert_close("out", out.astype(jnp.float32), expected(wide, weights), bound)
+
+
+@pytest.mark.parametrize("implementation", ["pallas", "xla"])
+def test_float32_result_is_not_rounded(implementation: Any) -> None:
+    x, weights = inputs(3, 1, 32, 256)
+    out = skinny_matmul(
+        x, weights, dtype=jnp.float32, implementation=implementation, interpret=True
+    )
+    assert out.dtype == jnp.float32
+    assert_close("out", out, expected(x, weights), 1e-6)
+
+
+def test_a_row_does_not_depend_on_the_others() -> None:
+    x, weights = inputs(16, 1, 32, 512)
+    whole = skinny_matmul(x, weights, implementation="pallas", interpret=True)
+    other = skinny_matmul(x.at[1:].set(jnp.nan), weights, implementation="pallas", interpret=True)
+    np.testing.assert_array_equal(whole[0], other[0])
+
+
+def test_xla_form_agrees_on_many_rows() -> None:
+    x, weights = inputs(100, 2, 32, 256)
+    out = skinny_matmul(x, weights, silu_product)
+    assert_close("out", out.astype(jnp.float32), expected(x, weights), BOUND)
+
+
+def test_uncovered_shapes_are_refused_by_name() -> None:
+    x, weights = inputs(65, 1, 32, 256)
+    with pytest.raises(NotImplementedError, match="64 rows"):
+        skinny_matmul(x, weights, implementation="pallas", interpret=True)
+    with pytest.raises(ValueError, match="2 weight matrices"):
+        skinny_matmul(*inputs(2, 2, 32, 256))
+
+
+@pytest.mark.parametrize("rows", [2, 32])
+def test_lowers_for_cuda(rows: int) -> None:
+    x, weights = inputs(rows, 2, 64, 512)
+
+    def run(x: jax.Array, weights: jax.Array) -> jax.Array:
+        return skinny_matmul(x, weights, silu_product, implementation="pallas")
+
+    lowered = jax.jit(run).trace(x, weights).lower(lowering_platforms=("cuda",))
+    assert "__gpu$xla.gpu.triton" in lowered.as_text()
