@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
-
 import pytest
 
 from jhybrid import LLM
-from jhybrid.eval.arms import engine_flags, parse_arm
+from jhybrid.engine.config import EngineConfig
+from jhybrid.eval.arms import Arm, engine_flags, parse_arm
 from jhybrid.eval.probes import suffix_kl
 from jhybrid.eval.protocol import ArmRun, Protocol
 from jhybrid.eval.store import Record, Store
@@ -31,21 +29,27 @@ ARMS = (
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Record, Record]]:
     """The probe and the first replay's record of one problem under every arm."""
     folder = tmp_path_factory.mktemp("runs")
-    return {name: _run(name, folder) for name in ARMS}
-
-
-def _run(name: str, folder: Path) -> tuple[Record, Record]:
-    arm = parse_arm(name)
-    common: dict[str, Any] = {**FLAGS, "state_memory": 16 * 2**20, "kv_memory": 8 * 2**20}
-    config = engine_flags(arm, {**vars(engine_flags(parse_arm("dense"), {})), **common})
     stores = Store(folder, "outputs"), Store(folder, "probes")
-    with LLM("demo", warm_up=False, **vars(config)) as llm:
-        problem: Problem = _problem(Encoder(llm.get_tokenizer()), 2)
-        run = ArmRun(llm, arm, "test", Protocol(), *stores, {})
-        run.run([problem])
-    probe = run.probe(problem)
-    assert probe is not None
-    return probe, run.records(problem)[0]
+    found = {}
+    for config, arms in _engines().items():
+        with LLM("demo", warm_up=False, **vars(config)) as llm:
+            problem: Problem = _problem(Encoder(llm.get_tokenizer()), 2)
+            for arm in arms:
+                run = ArmRun(llm, arm, "test", Protocol(), *stores, {})
+                run.run([problem])
+                probe = run.probe(problem)
+                assert probe is not None
+                found[arm.name] = probe, run.records(problem)[0]
+    return found
+
+
+def _engines() -> dict[EngineConfig, list[Arm]]:
+    """Arms that can share an engine, by its configuration."""
+    common = EngineConfig(**FLAGS, state_memory=16 * 2**20, kv_memory=8 * 2**20)
+    engines: dict[EngineConfig, list[Arm]] = {}
+    for arm in map(parse_arm, ARMS):
+        engines.setdefault(engine_flags(arm, vars(common)), []).append(arm)
+    return engines
 
 
 def kl(runs: dict[str, tuple[Record, Record]], name: str) -> float:

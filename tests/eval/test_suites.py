@@ -93,12 +93,15 @@ def test_intervention(tmp_path: Path):
 
 
 def test_retention_curve(tmp_path: Path):
-    arms = "random-1234/{},random-2027/{},inverse/{},full/{}"
+    arms = "random-1234/{},random-2027/{},inverse/{},full/{},horizon/{},dasc-nr/512"
     flags = ["--tasks", "last_write", "--arms", arms, "--curve-windows", "16,512"]
     found = run("retention-curve", tmp_path, *QUALITY, *RULER, *flags)
     case = "last_write/700"
     assert found[case, "full/16", "kl"] == 0
     assert found[case, "inverse/512", "kl"] > 0
+    nr, mask = (found[case, arm, "kl"] for arm in ("dasc-nr/512", "horizon/512"))
+    assert nr == pytest.approx(mask, abs=1e-6) and nr > 0
+    assert found[case, "dasc-nr/512", "as_asked"] == 1
     masks = [found[case, f"random-{seed}/512", "kl"] for seed in (1234, 2027)]
     assert found[case, "random/512", "kl"] == pytest.approx(sum(masks) / 2)
     assert found[case, "random/512", "kl_sd"] == pytest.approx(abs(masks[0] - masks[1]) / 2**0.5)
@@ -106,11 +109,13 @@ def test_retention_curve(tmp_path: Path):
 
 
 def test_replay_curve(tmp_path: Path):
-    flags = ["--tasks", "niah_single_1", "--arms", "dense", "--curve-ratios", "0.1"]
+    flags = ["--tasks", "niah_single_1", "--arms", "tail-replay/{}", "--curve-ratios", "0.1,1"]
     found = run("replay-curve", tmp_path, *QUALITY, *RULER, *flags)
     case = "niah_single_1/700"
     assert found[case, "off", "score_delta"] == 0 and found[case, "off", "hit"] == 0
-    assert found[case, "zero", "kl"] > 0
+    assert found[case, "tail-replay/1", "kl"] < 1e-5
+    assert found[case, "zero", "kl"] > found[case, "tail-replay/0.1", "kl"] > 1e-5
+    assert (tmp_path / "replay-curve-score.png").stat().st_size > 1000
 
 
 def test_horizons(data: Path, tmp_path: Path):
@@ -123,19 +128,31 @@ def test_horizons(data: Path, tmp_path: Path):
 
 def test_trace(tmp_path: Path):
     flags = ["--conversations", "3", "--turns", "2", "--scale", "0.02", "--seeds", "0,1"]
-    limits = ["--arms", "dense", "--limits", "2", "--concurrency", "3", "--max-context", "4096"]
+    limits = [
+        "--arms",
+        "dense,dasc-nr/16",
+        "--limits",
+        "2",
+        "--concurrency",
+        "3",
+        "--max-context",
+        "4096",
+    ]
     found = run("trace", tmp_path, *flags, *limits)
     case = "concurrency-3/limit-2"
     assert found[case, "dense", "requests_failed"] == 0 and found[case, "dense", "hit"] > 0
     assert 0 < found[case, "dense", "ttft_mean"] <= found[case, "dense", "e2e_mean"]
-    assert found[case, "dense", "capacity"] > 2
+    assert found[case, "dasc-nr/16", "hit"] > 0
+    # the same budget holds more of the smaller states
+    assert found[case, "dasc-nr/16", "capacity"] > found[case, "dense", "capacity"] > 2
     assert len(json.loads((tmp_path / "trace.jsonl").read_text().split("\n")[0])["answers"]) == 6
     assert (tmp_path / "trace-serving.png").stat().st_size > 1000
 
 
 def test_every_suite_is_tried_here_or_needs_a_gpu():
     tried = {name.removeprefix("test_").replace("_", "-") for name in globals()}
-    assert set(SUITES) - {"kernels", "model"} <= tried
+    elsewhere = {"kernels", "model", "ttft", "retention-load"}
+    assert set(SUITES) - elsewhere <= tried
 
 
 def test_wrong_flags_and_missing_data_are_said_in_a_line(tmp_path: Path):
