@@ -125,7 +125,7 @@ def run(args: argparse.Namespace) -> None:
         max_queue=load.conversations,
     )
     engine = create_engine(args.model, base, warm_up=False)
-    slot_bytes = unit_bytes(engine.runner.config, base.page_size, jnp.dtype("float32"))[1]
+    slot_bytes = unit_bytes(engine.runner.config, base, jnp.dtype("float32"))[1]
     wanted = drive(engine, load)
     if wanted.evicted:
         raise ValueError(f"model: {wanted.evicted} checkpoints of all did not fit in {2**30} bytes")

@@ -311,8 +311,11 @@ class Engine:
         sequence = piece.sequence
         own, top, top_logprobs = scores
         count = min(piece.end, sequence.prompt_len - 1) - piece.start
-        # A prompt that was preempted half-way runs, and reports, from its start again.
+        # A prompt that was preempted half-way runs, and reports, from its start again; one that
+        # starts behind a cached prefix has nothing to report of that.
         del sequence.prompt_logprobs[piece.start :]
+        missing = piece.start - len(sequence.prompt_logprobs)
+        sequence.prompt_logprobs += [None] * missing
         for n in range(at, at + count):
             token = sequence.tokens[piece.start + 1 + n - at]
             wanted = sequence.params.prompt_logprobs

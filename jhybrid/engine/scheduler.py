@@ -139,8 +139,11 @@ class Scheduler:
     def _admit(self, sequence: Sequence, plan: Plan) -> bool:
         """All or nothing: a row, a slot and the pages of every known token, or stay queued."""
         tokens = sequence.prefix(len(sequence.tokens))
-        # Cached positions have no logits: prompt log-probabilities need every token run.
-        fresh = sequence.params.prompt_logprobs is not None and sequence.generated == 0
+        # Cached positions have no logits: prompt log-probabilities need every token run, unless
+        # the request itself asks for a recovery; then it gets those of the tokens that do run.
+        chosen = sequence.request.prefix_cache.recovery is not None
+        scored = sequence.params.prompt_logprobs is not None and sequence.generated == 0
+        fresh = scored and not chosen
         reuse = sequence.recovery != "off" and not fresh
         strict = fresh or sequence.recovery in STRICT
         total = min(len(tokens) + 1, sequence.limit)
