@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any, Protocol
 
-from . import kernels, model, retention_load, ttft
+from . import kernels, model, retention_load, step_profile, ttft
 from .suites import (
     choice,
     curves,
@@ -30,6 +30,7 @@ class Suite(Protocol):
 SUITES: dict[str, Suite] = {
     "kernels": kernels,
     "model": model,
+    "profile": step_profile,
     "retention-load": retention_load,
     "ttft": ttft,
     "ruler": ruler,
