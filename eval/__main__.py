@@ -1,29 +1,61 @@
-"""python -m jhybrid.eval SUITE: measure, and write results.jsonl."""
+"""python -m jhybrid.eval SUITE: measure, and write results.jsonl, summary.md and figures."""
 
 from __future__ import annotations
 
 import argparse
-from types import ModuleType
+from typing import Any, Protocol
 
-from . import kernels, matmul_variants, model, step_profile
+from . import kernels, model, retention_load, step_profile, ttft
+from .suites import (
+    choice,
+    curves,
+    horizons,
+    intervention,
+    locomo,
+    longbench,
+    mathematics,
+    ruler,
+    trace,
+)
 
-SUITES: dict[str, ModuleType] = {
+
+class Suite(Protocol):
+    """A module, or an object like one. The first line of its docstring is its help."""
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None: ...
+
+    def run(self, args: argparse.Namespace) -> None: ...
+
+
+SUITES: dict[str, Suite] = {
     "kernels": kernels,
     "model": model,
     "profile": step_profile,
-    "matmul-variants": matmul_variants,
+    "retention-load": retention_load,
+    "ttft": ttft,
+    "ruler": ruler,
+    "longbench": longbench,
+    "locomo": locomo,
+    "choice": choice,
+    "math": mathematics,
+    "intervention": intervention,
+    "retention-curve": curves.RETENTION,
+    "replay-curve": curves.REPLAY,
+    "horizons": horizons,
+    "trace": trace,
 }
 
 
-def main() -> None:
+def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m jhybrid.eval", description=__doc__)
     suites = parser.add_subparsers(dest="suite", required=True, metavar="SUITE")
-    for name, module in SUITES.items():
-        module.add_arguments(suites.add_parser(name, help=(module.__doc__ or "").splitlines()[0]))
-    args = parser.parse_args()
+    for name, suite in SUITES.items():
+        text: Any = getattr(suite, "help", None) or suite.__doc__
+        suite.add_arguments(suites.add_parser(name, help=text.splitlines()[0]))
+    args = parser.parse_args(argv)
     try:
         SUITES[args.suite].run(args)
-    except ValueError as error:
+    except (ValueError, FileNotFoundError) as error:
         raise SystemExit(f"error: {error}") from None
 
 

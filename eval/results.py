@@ -63,6 +63,16 @@ def _commit() -> str:
         return "unknown"
 
 
+def read_results(folder: Path) -> list[dict[str, Any]]:
+    """Records of DIR/results.jsonl; of several with one key (suite, case, arm, metric) the last."""
+    found: dict[tuple[str, ...], dict[str, Any]] = {}
+    for line in (folder / "results.jsonl").read_text(encoding="utf-8").split("\n"):
+        if line:
+            record = json.loads(line)
+            found[tuple(record[name] for name in ("suite", "case", "arm", "metric"))] = record
+    return list(found.values())
+
+
 class ResultsFile:
     """Appends records to DIR/results.jsonl as they are made, so that a kill loses none."""
 

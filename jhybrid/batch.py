@@ -18,6 +18,7 @@ class PrefillBatch:
 
     `kv_slots` is page * page_size + offset of each token's key and value, -1 where they are not
     written (padding, or already there). `segments` cuts the same tokens for the recurrent layers.
+    `input_slots` says likewise where each token's group inputs go; None in caches without them.
     """
 
     token_ids: Int32[Array, " T"]
@@ -25,6 +26,19 @@ class PrefillBatch:
     kv_slots: Int32[Array, " T"]
     cu_seqlens: Int32[Array, " N1"]
     page_table: Int32[Array, "N P"]
+    segments: Segments
+    input_slots: Int32[Array, " T"] | None = None
+
+
+@struct.dataclass
+class ReplayBatch:
+    """Cached tokens whose group inputs, at `input_slots`, roll linear states forward.
+
+    Packed as in a PrefillBatch: `segments` says where states come from and go to.
+    """
+
+    token_ids: Int32[Array, " T"]
+    input_slots: Int32[Array, " T"]
     segments: Segments
 
 
@@ -37,6 +51,7 @@ class DecodeBatch:
     kv_slots: Int32[Array, " N"]
     page_table: Int32[Array, "N P"]
     state_slots: Int32[Array, " N"]
+    input_slots: Int32[Array, " N"] | None = None
 
 
 @struct.dataclass
@@ -47,6 +62,17 @@ class DenseBatch:
 
 
 Batch = PrefillBatch | DecodeBatch | DenseBatch
+
+
+@struct.dataclass
+class GroupInputs:
+    """Pages of group inputs: G rows a token, one for each group whose input is kept.
+
+    Eight-bit rows have a scale each, float32; others none.
+    """
+
+    rows: Float[Array, "P G page D"]
+    scales: Float[Array, "P G page"] | None
 
 
 @struct.dataclass
@@ -62,3 +88,4 @@ class Caches:
     values: Float[Array, "P Lf page Hkv V"] | None
     recurrent: Float[Array, "S Ll H K V"]
     conv: Float[Array, "S Ll W C"]
+    group_inputs: GroupInputs | None = None

@@ -91,13 +91,25 @@ def count_bytes(specs: Any, model_dtype: Any) -> int:
     return sum(math.prod(s.shape) * s.dtype_in(model_dtype).itemsize for s in leaves)
 
 
-def init_params(specs: Any, key: jax.Array, model_dtype: Any, mesh: Mesh) -> Any:
-    """Random parameters, made on the devices that hold them: no host copy, no gathered copy."""
+def init_params(
+    specs: Any,
+    key: jax.Array,
+    model_dtype: Any,
+    mesh: Mesh,
+    wanted: Callable[[ParamSpec], bool] = lambda spec: True,
+) -> Any:
+    """Random parameters, made on the devices that hold them: no host copy, no gathered copy.
+
+    Those that are not `wanted` are None; the others are as they are beside them.
+    """
     leaves, treedef = jax.tree.flatten(specs, is_leaf=is_spec)
     keys = jax.random.split(key, len(leaves))
     made: dict[tuple[ParamSpec, Any], Callable[..., jax.Array]] = {}
-    out = []
+    out: list[jax.Array | None] = []
     for leaf, leaf_key in zip(leaves, keys, strict=True):
+        if not wanted(leaf):
+            out.append(None)
+            continue
         kind, dtype = replace(leaf, index=0), leaf.dtype_in(model_dtype)
         if (kind, dtype) not in made:  # equal layers share one compiled initialiser
             fn = jax.jit(

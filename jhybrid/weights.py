@@ -98,17 +98,7 @@ def load_params(
         )
         for name, spec in stored.items()
     }
-    # Orbax reads parameters concurrently; this bounds the host bytes in flight.
-    largest = max(8 * math.prod(spec.shape) for spec in stored.values())
-    handler = ocp.PyTreeCheckpointHandler(restore_concurrent_gb=max(4, largest // 10**9 + 1))
-    try:
-        with ocp.Checkpointer(handler) as checkpointer:
-            arrays = checkpointer.restore(
-                folder / ARRAYS,
-                args=ocp.args.PyTreeRestore(item={n: 0 for n in args}, restore_args=args),
-            )
-    except (ValueError, KeyError, OSError) as error:
-        raise ValueError(f"{folder / ARRAYS}: cannot be restored ({error})") from error
+    arrays = _restore(folder, stored, args)
     return unnamed({n: _repeated(arrays[n], wanted[n], mesh) for n in wanted}, specs)
 
 
@@ -137,6 +127,37 @@ def load(folder: str | Path, config: ModelConfig, mesh: Mesh, dtype: Any = None)
     """Parameters of a converted or a Hugging Face folder, whichever it is."""
     loader = load_params if is_converted(folder) else load_hf_params
     return loader(folder, config, mesh, dtype)
+
+
+def load_some(folder: str | Path, config: ModelConfig, names: list[str]) -> dict[str, np.ndarray]:
+    """Some parameters of a converted or a Hugging Face folder by name, whole, on the host."""
+    if not is_converted(folder):
+        from jhybrid.convert.conversion import open_checkpoint
+
+        conversion = open_checkpoint(folder, None, config)
+        return {name: conversion.parameter(name) for name in names}
+    folder = Path(folder).absolute()
+    read_manifest(folder)
+    specs = named(model_specs(config))
+    args = {name: ocp.RestoreArgs(restore_type=np.ndarray) for name in names}
+    return _restore(folder, {name: specs[name] for name in names}, args)
+
+
+def _restore(folder: Path, specs: dict[str, ParamSpec], args: dict[str, Any]) -> dict[str, Any]:
+    """The arrays of `args`, which may be a part of what the folder holds."""
+    # Orbax reads parameters concurrently; this bounds the host bytes in flight.
+    largest = max(8 * math.prod(spec.shape) for spec in specs.values())
+    handler = ocp.PyTreeCheckpointHandler(restore_concurrent_gb=max(4, largest // 10**9 + 1))
+    try:
+        with ocp.Checkpointer(handler) as checkpointer:
+            return checkpointer.restore(
+                folder / ARRAYS,
+                args=ocp.args.PyTreeRestore(
+                    item={n: 0 for n in args}, restore_args=args, transforms={}
+                ),
+            )
+    except (ValueError, KeyError, OSError) as error:
+        raise ValueError(f"{folder / ARRAYS}: cannot be restored ({error})") from error
 
 
 def _slices(value: np.ndarray) -> Callable[[Any], np.ndarray]:

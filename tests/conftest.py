@@ -1,4 +1,4 @@
-"""What every test runs under: four CPU devices and strict promotion of dtypes."""
+"""What every test runs under: eight CPU devices and strict promotion of dtypes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 # Before the first import of jax, which reads them once.
 os.environ["JAX_PLATFORMS"] = os.environ.get("JAX_PLATFORMS") or "cpu"
 os.environ["XLA_FLAGS"] = (
-    os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=4"
+    os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
 )
 os.environ["HF_HUB_OFFLINE"] = "1"
 

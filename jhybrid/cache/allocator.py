@@ -6,9 +6,9 @@ counts add up to the total (`PoolCounts`). Allocation is all or nothing.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,13 +27,20 @@ class PoolCounts:
     running: int
 
 
+class Companions(Protocol):
+    """What belongs to pages and must go when they are freed."""
+
+    def drop(self, pages: Iterable[int]) -> None: ...
+
+
 class PageAllocator:
     """KV pages 0..total-1, each with a reference count per owner; free when both are zero."""
 
-    def __init__(self, total: int) -> None:
+    def __init__(self, total: int, companions: Companions | None = None) -> None:
         if total < 1:
             raise ValueError(f"total pages must be at least 1, got {total}")
         self.total = total
+        self._companions = companions
         self._free = list(range(total - 1, -1, -1))  # a stack, lowest page on top
         self._refs: dict[Owner, NDArray[np.int64]] = {
             "tree": np.zeros(total, np.int64),
@@ -72,9 +79,19 @@ class PageAllocator:
         if (refs[index] < 0).any():
             np.add.at(refs, index, 1)
             raise RuntimeError(f"{owner} does not hold every page of {index.tolist()}")
-        freed = np.unique(index[self._total_refs(index) == 0])
-        self._free.extend(freed.tolist())
+        freed = np.unique(index[self._total_refs(index) == 0]).tolist()
+        self._free.extend(freed)
+        if self._companions is not None:
+            self._companions.drop(freed)
         return len(freed)
+
+    def held_by(self, owner: Owner) -> NDArray[np.bool_]:
+        """For each page, whether `owner` holds it."""
+        return self._refs[owner] > 0
+
+    @property
+    def free_pages(self) -> list[int]:
+        return list(self._free)
 
     def reclaimable(self) -> int:
         """Pages that only the tree holds: an upper bound of what evicting could free."""

@@ -8,6 +8,13 @@ Who owns the KV of a request admitted with a match of m tokens and a checkpoint 
 
 Tokens c..m run again for the state only. What is committed is shared from then on, and the
 request writes only behind it.
+
+A page that the request may write has group inputs beside its KV where `inputs` gives it a companion
+(see `input_pages`), from before its first token on.
+
+With a compressed pool the manager decides what is demoted and somebody else packs it:
+`take_demotions`, then `commit_demotion` or `abort_demotion` of each. Native slots that are on their
+way to being free are waited for.
 """
 
 from __future__ import annotations
@@ -16,25 +23,50 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from jhybrid.cache.admission import Admission, CacheStats, Commit
+from jhybrid.cache.admission import Admission, CacheStats, Commit, count_held
 from jhybrid.cache.allocator import PageAllocator, SlotAllocator
+from jhybrid.cache.host_store import HostMatch, HostStore
+from jhybrid.cache.input_pages import InputPages, InputPolicy
+from jhybrid.cache.offload import Load, Offload
 from jhybrid.cache.radix_cache import RadixCache, as_tokens
-from jhybrid.cache.radix_node import Checkpoint, Insertion, Match, Tokens
+from jhybrid.cache.radix_node import Checkpoint, Insertion, Match, Node, PageIds, Tokens
+from jhybrid.cache.tiers import CheckpointTiers, Demotion
 
 
 class CacheManager:
     """Pages, slots and the prefix tree of one server. Not thread-safe: the scheduler owns it."""
 
     def __init__(
-        self, total_pages: int, page_size: int, total_slots: int, checkpoint_interval: int
+        self,
+        total_pages: int,
+        page_size: int,
+        total_slots: int,
+        checkpoint_interval: int,
+        *,
+        compressed_slots: int = 0,
+        lossless: bool = False,
+        watermark: int = 0,
+        inputs: InputPolicy | None = None,
+        host: HostStore | None = None,
     ) -> None:
+        """`lossless`: compressed states restore exactly. `watermark`: native slots kept free.
+        `inputs`: which group inputs are kept; None for none. `host` takes what is evicted."""
         if checkpoint_interval < 1:
             raise ValueError(f"checkpoint_interval must be at least 1, got {checkpoint_interval}")
+        if not 0 <= watermark < total_slots:
+            raise ValueError(f"watermark must be from 0 to {total_slots - 1}, got {watermark}")
         self.page_size = page_size
         self.checkpoint_interval = checkpoint_interval
-        self._pages = PageAllocator(total_pages)
+        self.watermark = watermark
+        self.inputs = InputPages(inputs, total_pages) if inputs is not None else None
+        self._pages = PageAllocator(total_pages, self.inputs)
         self._slots = SlotAllocator(total_slots)
-        self._tree = RadixCache(page_size, self._pages, self._slots)
+        compressed = SlotAllocator(compressed_slots) if compressed_slots else None
+        self._tiers = CheckpointTiers(self._slots, compressed, lossless=lossless)
+        self._tree = RadixCache(page_size, self._pages, self._tiers)
+        self.host, self._offloads = host, list[Offload]()
+        if host is not None:
+            self._tree.on_evict = self._offload
         self._leases: set[Admission] = set()
         self._reserved: set[int] = set()  # slots handed out for checkpoints, not committed yet
 
@@ -44,18 +76,28 @@ class CacheManager:
         limit: int,
         reuse: bool = True,
         tokens_total: int = 0,
+        *,
+        strict: bool = False,
     ) -> Admission | None:
         """Matches at most `limit` tokens and takes a slot and pages for [0, tokens_total).
 
-        All or nothing: None when there is no room now, with nothing held. When nothing else runs
-        it fails only if `tokens_total` does not fit the pool or every slot is reserved; then
-        rather than wait for its own hit to get out of the way it does without (`no_room`).
+        `strict` matches only what is exact. All or nothing: None when there is no room now, with
+        nothing held. When nothing else runs and no demotion is under way it fails only if
+        `tokens_total` does not fit the pool or every slot is reserved; then rather than wait for
+        its own hit to get out of the way it does without (`no_room`).
         """
         tokens = as_tokens(tokens)
-        match = self._tree.match(tokens, limit if reuse else 0)
-        lease = self._admit(match, tokens_total, match.reason if reuse else "disabled")
-        if lease is None and match.length and not self._leases:
-            lease = self._admit(self._tree.match(tokens, 0), tokens_total, "no_room")
+        match = self._tree.match(tokens, limit if reuse else 0, strict=strict)
+        reason = match.reason if reuse else "disabled"
+        host = HostMatch(match.length, ())
+        if self.host is not None and reuse:
+            host = self.host.match(tokens[: max(limit, 0)], match.length, strict=strict)
+        lease = self._admit(match, host, len(tokens), tokens_total, reason, strict)
+        alone = not self._leases and not self._tiers.demoting
+        if lease is None and match.length and alone:
+            match = self._tree.match(tokens, 0)
+            nothing = HostMatch(0, ())
+            lease = self._admit(match, nothing, len(tokens), tokens_total, "no_room", strict)
         return lease
 
     def grow(self, lease: Admission, tokens_total: int) -> bool:
@@ -76,8 +118,39 @@ class CacheManager:
             self._tree.unlock(lease.lock)
             lease.shared = 0
             pages = self._take_pages(needed)
-        lease.page_table.extend(pages or ())
-        return pages is not None
+        if pages is None:
+            return False
+        lease.page_table = _joined(lease.page_table, pages)
+        if self.inputs is not None:
+            self._slide_inputs(lease, pages, tokens_total)
+        return True
+
+    def inputs_kept(self, lease: Admission, start: int, end: int) -> bool:
+        """Whether the group inputs of the matched tokens [start, end) can be replayed.
+
+        Those that are in host memory only get pages to come back to.
+        """
+        if self.inputs is None:
+            return False
+        pages = lease.page_table[start // self.page_size : self._pages_for(end)]
+        held, wanted = self._pages.held_by("running"), set(pages)
+        for load in lease.loads:
+            there = load.row in load.chunk.with_inputs
+            if there and load.page in wanted and load.input_page is None:
+                self.inputs.grant([load.page], held)
+                companion = int(self.inputs.of([load.page])[0])
+                load.input_page = companion if companion >= 0 else None
+        return self.inputs.kept(pages)
+
+    def take_offloads(self) -> list[Offload]:
+        """What has been evicted since: to be copied before anything writes those pages."""
+        taken, self._offloads = self._offloads, []
+        return taken
+
+    def offload(self) -> None:
+        """Moves everything cached that no running request uses to host memory."""
+        while self._tree.evict_leaf() is not None:
+            pass
 
     def release_source(self, lease: Admission) -> None:
         """The first step is dispatched: the checkpoint read and the pages copied may go.
@@ -95,8 +168,7 @@ class CacheManager:
         Leaves at least `reserve` slots that are free or can be freed for running requests. Every
         slot goes back through `commit_prefix` or `release_checkpoint_slots`.
         """
-        obtainable = self._slots.free + self._tree.evictable_checkpoints - reserve
-        taken = [self._take_slot() for _ in range(min(n, obtainable))]
+        taken = [self._take_slot() for _ in range(min(n, self._tiers.obtainable - reserve))]
         slots = [slot for slot in taken if slot is not None]
         self._reserved.update(slots)
         return slots
@@ -138,7 +210,7 @@ class CacheManager:
         state = Checkpoint(*checkpoint) if checkpoint is not None else None
         if state is not None:
             self._take_back(state.slot)
-        inserted = self._tree.insert(tokens, lease.page_table, state)
+        inserted = self._insert(lease, tokens, state)
         if state is not None and inserted.refused:
             self._slots.release(state.slot, "running")
         self._share(lease, inserted)
@@ -163,89 +235,188 @@ class CacheManager:
         if donate and len(tokens):
             state = Checkpoint(lease.slot, len(tokens))
             writes = state if lease.state_depth == state.depth else None
-            inserted = self._tree.insert(tokens, lease.page_table, writes)
+            inserted = self._insert(lease, tokens, writes)
             donated = writes is not None and inserted.refused is None
             refused = inserted.refused if writes else "depth"
-            commit = Commit(len(tokens) - inserted.duplicate, inserted.duplicate, refused)
+            commit = Commit(inserted.node.end - inserted.duplicate, inserted.duplicate, refused)
         if not donated:
             self._slots.release(lease.slot, "running")
         self._tree.unlock(lease.lock)
         self._pages.release(lease.page_table, "running")
         self._leases.remove(lease)
-        lease.page_table, lease.slot, lease.state_depth = [], -1, None
+        lease.page_table = lease.page_table[:0]
+        lease.slot, lease.state_depth = -1, None
         return commit
+
+    def take_demotions(self, most: int) -> list[Demotion]:
+        """Up to `most` demotions to pack now, after seeing to it that native slots are free.
+
+        Each holds its node and its two slots until `commit_demotion` or `abort_demotion`.
+        """
+        self._tiers.reclaim(self.watermark)
+        return self._tiers.take_demotions(most)
+
+    def commit_demotion(self, demotion: Demotion) -> bool:
+        """The pack has been done: hits read the compressed state, the native slot is free.
+
+        False, and nothing changes, while a request that was admitted before reads the source.
+        """
+        return self._tree.commit_demotion(demotion)
+
+    def abort_demotion(self, demotion: Demotion) -> None:
+        """The pack has failed, or will not be done: all is as before."""
+        self._tree.abort_demotion(demotion)
+
+    @property
+    def demoting(self) -> int:
+        """Demotions that are neither committed nor aborted."""
+        return self._tiers.demoting
 
     def flush(self) -> None:
         """Drops everything cached that no running request uses."""
         self._tree.flush()
+        if self.host is not None:
+            self.host.flush()
 
     def stats(self) -> CacheStats:
-        evictions = {
-            "kv_pages": self._tree.evicted_pages,
-            "native_slots": self._tree.evicted_checkpoints,
-        }
-        return CacheStats(self._pages.counts(), self._slots.counts(), evictions)
+        tiers = self._tiers
+        pools = {"kv_pages": self._pages.counts(), "native_slots": self._slots.counts()}
+        if tiers.compressed is not None:
+            pools["compressed_slots"] = tiers.compressed.counts()
+        evictions = {"kv_pages": self._tree.evicted_pages, **tiers.evicted}
+        if self.inputs is not None:
+            pools["group_inputs"] = self.inputs.counts(self._pages.held_by("tree"))
+            evictions["group_inputs"] = self.inputs.taken
+        if self.host is not None:
+            pools["host_bytes"] = self.host.counts()
+            evictions["host_bytes"] = self.host.evicted
+        demotions = {"committed": tiers.committed, "aborted": tiers.aborted}
+        return CacheStats(pools, evictions, demotions)
 
     def check_integrity(self) -> None:
         """Recounts pages, slots and locks of tree and requests. RuntimeError with the numbers."""
         self._tree.check_integrity()
-        refs = np.zeros(self._pages.total, np.int64)
-        locks: dict[int, int] = {}
-        checkpoint_locks: dict[int, int] = {}
-        for lease in self._leases:
-            held = [*lease.page_table, *(src for src, _ in lease.page_copies)]
-            np.add.at(refs, np.asarray(held, np.intp), 1)
-            node, source = lease.lock.node, lease.lock.checkpoint_node
-            locks[node.serial] = locks.get(node.serial, 0) + 1
-            if source is not None:
-                checkpoint_locks[source.serial] = checkpoint_locks.get(source.serial, 0) + 1
+        refs, locks, state_locks = count_held(self._leases, self._pages.total)
         self._pages.check_integrity("running", refs)
-        slots = {lease.slot for lease in self._leases} | self._reserved
-        self._slots.check_integrity("running", slots)
-        if len(slots) != len(self._leases) + len(self._reserved):
-            raise RuntimeError(
-                f"{len(self._leases)} requests and {len(self._reserved)} reservations hold "
-                f"{len(slots)} slots"
-            )
+        if self.inputs is not None:
+            self.inputs.check_integrity(self._pages.free_pages)
+        if self.host is not None:
+            self.host.check_integrity()
+        slots = [lease.slot for lease in self._leases] + list(self._reserved)
+        self._slots.check_integrity("running", set(slots))
+        if len(slots) != len(set(slots)):
+            raise RuntimeError(f"requests and reservations share slots: {sorted(slots)}")
         for node in self._tree.walk():
-            held = (locks.get(node.serial, 0), checkpoint_locks.get(node.serial, 0))
+            held = locks[node], state_locks[node]
             if (node.locks, node.checkpoint_locks) != held:
-                raise RuntimeError(
-                    f"node [{node.start}, {node.end}) has {node.locks} and "
-                    f"{node.checkpoint_locks} locks, requests hold {held}"
-                )
+                raise RuntimeError(f"{node} and its state should have {held} locks, by requests")
 
-    def _admit(self, match: Match, tokens_total: int, reason: str | None) -> Admission | None:
+    def _admit(
+        self,
+        match: Match,
+        host: HostMatch,
+        known: int,
+        tokens_total: int,
+        reason: str | None,
+        strict: bool,
+    ) -> Admission | None:
         lock = self._tree.lock(match)  # first: making room must not take what was matched
         shared = match.length // self.page_size
-        needed = self._pages_for(max(match.length, tokens_total)) - shared
-        slot_obtainable = self._slots.free or self._tree.evictable_checkpoints
-        pages = self._take_pages(needed) if slot_obtainable else None
-        slot = self._take_slot() if pages is not None else None
+        needed = self._pages_for(max(host.length, tokens_total)) - shared
+        pages = slot = None
+        if self._slots.free or self._tiers.evicts_next:
+            pages = self._take_pages(needed)
+            slot = self._take_slot() if pages is not None else None
+        else:  # the slot has to be waited for: evicting pages would be too early
+            self._tiers.reclaim(1)
         if pages is None or slot is None:
             self._pages.release(pages or (), "running")
             self._tree.unlock(lock)
             return None
-        copies = [(int(match.pages[-1]), pages[0])] if match.length % self.page_size else []
+        loads = [Load(*source, page) for source, page in zip(host.pages, pages, strict=False)]
+        copied = match.length % self.page_size and not loads
+        copies = [(int(match.pages[-1]), pages[0])] if copied else []
         self._pages.retain(match.pages[:shared], "running")
         self._pages.retain([src for src, _ in copies], "running")
         self._tree.touch(lock)
-        source = match.checkpoint_node.checkpoint if match.checkpoint_node else None
         lease = Admission(
-            matched=match.length,
+            matched=host.length,
             restored=match.restored,
-            source_slot=source.slot if source else -1,
+            source=match.checkpoint_node.checkpoint if match.checkpoint_node else None,
             slot=slot,
-            page_table=[*match.pages[:shared].tolist(), *pages],
+            page_table=_joined(match.pages[:shared], pages),
             page_copies=copies,
-            write_from=match.length,
+            input_copies=[],
+            write_from=host.length,
             branch_depth=match.branch_depth,
-            reason=reason,
+            reason=reason or ("no_checkpoint" if match.restored < host.length else None),
             lock=lock,
+            loads=loads,
             shared=match.length,
+            known=known,
+            exact=match.exact and host.exact,
+            strict=strict,
         )
         self._leases.add(lease)
+        if self.inputs is not None:
+            self._give_inputs(lease)
         return lease
+
+    def _give_inputs(self, lease: Admission) -> None:
+        """Companions for the request's own pages: where they are wanted for the end of its prompt,
+        and for the page it copies from the tree's if that has one."""
+        assert self.inputs is not None
+        self.inputs.use(lease.page_table)
+        size = self.page_size
+        first = lease.shared // size
+        loaded = {load.page for load in lease.loads}
+        held = self._pages.held_by("running")
+        for index, page in enumerate(lease.page_table[first:], start=first):
+            if index == first and lease.page_copies:
+                source = lease.page_copies[0][0]
+                if not self.inputs.kept([source]):
+                    continue
+                self.inputs.grant([page], held)
+                if self.inputs.kept([page]):
+                    old, new = self.inputs.of([source, page]).tolist()
+                    lease.input_copies = [(old, new)]
+            elif page not in loaded and self.inputs.policy.wanted((index + 1) * size, lease.known):
+                self.inputs.grant([page], held)
+
+    def _offload(self, node: Node) -> None:
+        """Enters the pages of a leaf that goes in the host store, where they are not yet."""
+        assert self.host is not None
+        tokens, table = self._tree.prefix(node), self._tree.page_table(node)
+        for run in self.host.missing(tokens, node.start // self.page_size, node.exact):
+            if not self.host.fits(run):
+                continue
+            pages = table[run.start : run.stop]
+            companions = np.full(len(pages), -1) if self.inputs is None else self.inputs.of(pages)
+            kept = frozenset(np.flatnonzero(companions >= 0).tolist())
+            chunk = self.host.add(tokens, run, kept, node.exact)
+            self._offloads.append(Offload(chunk, pages.tolist(), companions.tolist()))
+
+    def _slide_inputs(self, lease: Admission, pages: list[int], length: int) -> None:
+        """Companions for pages of generated tokens; with a tail, the older ones of them go."""
+        assert self.inputs is not None
+        self.inputs.grant(pages, self._pages.held_by("running"))
+        first, size = self._pages_for(lease.known), self.page_size
+        for index in range(len(lease.page_table) - len(pages) - 1, first - 1, -1):
+            page = lease.page_table[index]
+            if not self.inputs.policy.wanted((index + 1) * size, length):
+                if not self.inputs.kept([page]):
+                    break
+                self.inputs.drop([page])
+
+    def _insert(
+        self, lease: Admission, tokens: Sequence[int] | Tokens, state: Checkpoint | None
+    ) -> Insertion:
+        """What the request has computed, for all that it has not been given."""
+        inserted = self._tree.insert(
+            tokens, lease.page_table, state, exact=lease.exact, strict=lease.strict
+        )
+        lease.exact = lease.exact and inserted.node.exact  # it goes on with the tree's pages
+        return inserted
 
     def _share(self, lease: Admission, inserted: Insertion) -> None:
         """Replaces the request's own full pages by the tree's where both have the same tokens."""
@@ -254,7 +425,7 @@ class CacheManager:
             theirs = self._tree.page_table(inserted.node)[first:last]
             self._pages.retain(theirs, "running")
             self._pages.release(lease.page_table[first:last], "running")
-            lease.page_table[first:last] = theirs.tolist()
+            lease.page_table[first:last] = theirs
         lease.shared = max(lease.shared, inserted.node.end)
 
     def _take_pages(self, n: int) -> list[int] | None:
@@ -267,7 +438,7 @@ class CacheManager:
 
     def _take_slot(self) -> int | None:
         if not self._slots.free:
-            self._tree.evict_checkpoint()
+            self._tiers.reclaim(1)
         slots = self._slots.allocate(1)
         return slots[0] if slots else None
 
@@ -287,3 +458,7 @@ class CacheManager:
         have, tokens_held = len(lease.page_table), len(lease.page_table) * self.page_size
         if len(tokens) > tokens_held:
             raise ValueError(f"{have} pages hold {tokens_held} tokens, not {len(tokens)}")
+
+
+def _joined(pages: PageIds, more: list[int]) -> PageIds:
+    return np.concatenate([pages, np.asarray(more, np.int32)])

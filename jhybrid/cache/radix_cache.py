@@ -3,15 +3,19 @@
 Matching is granular to one token, for KV. A checkpoint sits at the end of a node only, and
 inserting one splits the edge for it. Nothing here is an array on a device, and what the tree
 names is never written again: not the KV of its tokens, not its slots.
+
+KV and states computed from an approximate state are kept too, marked as not exact, and everything
+below them is; a strict reader or writer stops before them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
 
-from jhybrid.cache.allocator import PageAllocator, Pages, SlotAllocator
+from jhybrid.cache.allocator import PageAllocator, Pages
 from jhybrid.cache.radix_node import (
     Checkpoint,
     Insertion,
@@ -19,11 +23,11 @@ from jhybrid.cache.radix_node import (
     Match,
     Node,
     PageIds,
-    Refusal,
     Tokens,
 )
 from jhybrid.cache.radix_tree import RadixTree
-from jhybrid.cache.recency import CheckpointOrder, LeafOrder
+from jhybrid.cache.recency import LeafOrder
+from jhybrid.cache.tiers import CheckpointTiers, Demotion
 
 
 def as_tokens(tokens: Sequence[int] | Tokens) -> Tokens:
@@ -32,49 +36,56 @@ def as_tokens(tokens: Sequence[int] | Tokens) -> Tokens:
 
 
 class RadixCache:
-    """A radix tree over token ids that holds references on pages and owns checkpoint slots."""
+    """A radix tree over token ids that holds references on pages, with checkpoints in `tiers`."""
 
-    def __init__(self, page_size: int, pages: PageAllocator, slots: SlotAllocator) -> None:
+    def __init__(self, page_size: int, pages: PageAllocator, tiers: CheckpointTiers) -> None:
         self.page_size = page_size
+        self.tiers = tiers
+        self.on_evict: Callable[[Node], None] | None = None  # told of a leaf before it goes
         self.evicted_pages = 0  # pages that became free by evicting leaves
-        self.evicted_checkpoints = 0
         self._tree = RadixTree(page_size, pages)
-        self._slots = slots
         self._clock = 0
         self._leaves = LeafOrder()
-        self._checkpoints = CheckpointOrder()
-        self._locked_checkpoints = 0
-
-    @property
-    def evictable_checkpoints(self) -> int:
-        return len(self._checkpoints) - self._locked_checkpoints
 
     # Looking up
 
-    def match(self, tokens: Sequence[int] | Tokens, limit: int) -> Match:
+    def match(self, tokens: Sequence[int] | Tokens, limit: int, *, strict: bool = False) -> Match:
         """The longest cached prefix of at most `limit` tokens. Changes nothing.
 
-        Raises RuntimeError when a checkpoint on the way has another depth than its node.
+        `strict` takes only exact KV and states that can be restored exactly. Raises RuntimeError
+        when a checkpoint on the way has another depth than its node.
         """
-        path, length = self._tree.descend(as_tokens(tokens)[: max(limit, 0)])
+        path, length = self._tree.descend(as_tokens(tokens)[: max(limit, 0)], exact=strict)
         checkpoint_node: Node | None = None
-        evicted = False  # whether there was a deeper one
+        reason = "no_checkpoint"  # what became of a deeper one
         for node in path:
-            if node.checkpoint is not None and node.end <= length:
-                _check_depth(node)
-                evicted = not node.has_state
-                checkpoint_node = node if node.has_state else checkpoint_node
+            checkpoint = node.checkpoint
+            if checkpoint is None or node.end > length:
+                continue
+            _check_depth(node)
+            if not node.has_state:
+                reason = "evicted"
+            elif strict and not self.tiers.exact(checkpoint):
+                reason = "not_exact"
+            else:
+                checkpoint_node, reason = node, "no_checkpoint"
         restored = checkpoint_node.end if checkpoint_node else 0
-        goes_on = length < path[-1].end or bool(path[-1].children)
-        reason = "evicted" if evicted else "no_checkpoint"
+        last = path[-1]
+        goes_on = length < last.end or (bool(last.children) and not last.has_state)
+        source = checkpoint_node.checkpoint if checkpoint_node else None
         return Match(
             length=length,
             pages=self._tree.page_table(path, length),
-            node=path[-1],
+            node=last,
             checkpoint_node=checkpoint_node,
             branch_depth=length if goes_on and restored < length else None,
+            exact=last.exact and (source is None or self.tiers.exact(source)),
             reason=reason if restored < length else None,
         )
+
+    def prefix(self, node: Node) -> Tokens:
+        """The tokens [0, node.end)."""
+        return np.concatenate([above.tokens for above in self._tree.path_to(node)])
 
     def page_table(self, node: Node) -> PageIds:
         """Pages that hold the KV of [0, node.end)."""
@@ -101,8 +112,7 @@ class RadixCache:
             node = self._tree.split(node, match.length)
         node.locks += 1
         if match.checkpoint_node is not None:
-            match.checkpoint_node.checkpoint_locks += 1
-            self._locked_checkpoints += match.checkpoint_node.checkpoint_locks == 1
+            self.tiers.lock(match.checkpoint_node)
         return Lock(node, match.checkpoint_node)
 
     def unlock(self, lock: Lock) -> None:
@@ -114,8 +124,7 @@ class RadixCache:
         """Gives up the checkpoint and keeps the KV pinned."""
         node, lock.checkpoint_node = lock.checkpoint_node, None
         if node is not None:
-            node.checkpoint_locks -= 1
-            self._locked_checkpoints -= node.checkpoint_locks == 0
+            self.tiers.unlock(node)
             self._leaves.push(node, self._tree.nodes)
 
     def move_lock(self, lock: Lock, node: Node) -> None:
@@ -133,7 +142,7 @@ class RadixCache:
         """
         self._use_kv(lock.node)
         if lock.checkpoint_node is not None:
-            self._checkpoints.use(lock.checkpoint_node)
+            self.tiers.use(lock.checkpoint_node)
 
     # Changing
 
@@ -142,26 +151,35 @@ class RadixCache:
         tokens: Sequence[int] | Tokens,
         pages: Pages,
         checkpoint: Checkpoint | None = None,
+        *,
+        exact: bool = True,
+        strict: bool = False,
     ) -> Insertion:
         """Adds [0, len(tokens)), whose KV `pages` hold, and makes a node end there.
 
         Takes references on the pages of the part that was not there. A checkpoint of that depth
-        goes over to the tree, slot included, unless the node has one. Raises ValueError when the
-        pages do not cover the tokens, RuntimeError when the slot is not a running request's.
+        goes over to the tree, slot included, unless the node has one. `exact` says how the tokens
+        were computed; below what is not exact nothing is, and `strict` adds nothing there. Raises
+        ValueError when the pages do not cover the tokens, RuntimeError when the slot is not a
+        running request's.
         """
         tokens = as_tokens(tokens)
         if len(pages) * self.page_size < len(tokens):
             raise ValueError(
                 f"{len(pages)} pages of {self.page_size} cannot hold {len(tokens)} tokens"
             )
-        path, duplicate = self._tree.descend(tokens)
+        path, duplicate = self._tree.descend(tokens, exact=strict)
         node = path[-1]
         if duplicate < node.end:
             node = self._tree.split(node, duplicate)
-        if duplicate < len(tokens):
-            node = self._tree.add_leaf(node, tokens[duplicate:], pages)
+        blocked = strict and duplicate < len(tokens) and int(tokens[duplicate]) in node.children
+        if duplicate < len(tokens) and not blocked:
+            node = self._tree.add_leaf(node, tokens[duplicate:], pages, exact)
         self._use_kv(node)
-        refused = self._attach(node, checkpoint) if checkpoint is not None else None
+        refused = None
+        if checkpoint is not None:
+            known = replace(checkpoint, exact=exact and node.exact)
+            refused = self.tiers.attach(node, known)
         return Insertion(node, duplicate, refused)
 
     def evict_leaf(self) -> int | None:
@@ -172,81 +190,51 @@ class RadixCache:
         node = self._leaves.pop()
         if node is None:
             return None
-        self.evicted_checkpoints += node.has_state
+        if node.has_state:
+            self.tiers.evict(node)
+        if self.on_evict is not None:
+            self.on_evict(node)
         freed = self._remove_leaf(node)
         self.evicted_pages += freed
         return freed
 
-    def evict_checkpoint(self) -> bool:
-        """Drops the least recently used checkpoint nobody reads; its KV stays. False for none."""
-        node = self._checkpoints.oldest_unlocked()
-        if node is None:
-            return False
-        self._drop_checkpoint(node)
-        self.evicted_checkpoints += 1
-        return True
+    def commit_demotion(self, demotion: Demotion) -> bool:
+        """Makes the checkpoint a compressed one; False while somebody reads the dense one."""
+        done = self.tiers.commit(demotion)
+        self._leaves.push(demotion.node, self._tree.nodes)
+        return done
+
+    def abort_demotion(self, demotion: Demotion) -> None:
+        """Leaves the checkpoint dense, as it was."""
+        self.tiers.abort(demotion)
+        self._leaves.push(demotion.node, self._tree.nodes)
 
     def flush(self) -> None:
         """Drops all that nobody uses. Not counted as evictions."""
         while (leaf := self._leaves.pop()) is not None:
+            if leaf.has_state:
+                self.tiers.drop(leaf)
             self._remove_leaf(leaf)
-        while (node := self._checkpoints.oldest_unlocked()) is not None:
-            self._drop_checkpoint(node)
+        while (node := self.tiers.order.oldest()) is not None:
+            self.tiers.drop(node)
 
     def check_integrity(self) -> None:
         """Recounts everything the tree holds. Raises RuntimeError with the numbers."""
         self._tree.check_integrity()
-        slots: set[int] = set()
-        counted = {"checkpoints": 0, "locked_checkpoints": 0, "evictable_leaves": 0}
+        leaves = 0
         for node in self.walk():
             _check_depth(node)
-            counted["evictable_leaves"] += node.evictable
-            if node.checkpoint is not None and node.has_state:
-                slots.add(node.checkpoint.slot)
-                counted["checkpoints"] += 1
-                counted["locked_checkpoints"] += node.checkpoint_locks > 0
-            elif node.checkpoint_locks:
-                raise RuntimeError(f"{node.checkpoint_locks} users of no checkpoint at {node.end}")
-        self._slots.check_integrity("tree", slots)
-        order = {node for node in self._checkpoints if node.attached and node.has_state}
-        recorded = {
-            "checkpoints": len(self._checkpoints),
-            "locked_checkpoints": self._locked_checkpoints,
-            "evictable_leaves": len(self._leaves.nodes()),
-        }
-        if counted != recorded or not len(order) == len(slots) == counted["checkpoints"]:
-            raise RuntimeError(
-                f"counted {counted} in {len(slots)} slots, recorded {recorded}, "
-                f"{len(order)} of them with a state"
-            )
+            leaves += node.evictable
+        self.tiers.check_integrity(self.walk())
+        if leaves != len(self._leaves.nodes()):
+            raise RuntimeError(f"{leaves} evictable leaves, listed {len(self._leaves.nodes())}")
 
     def _use_kv(self, node: Node) -> None:
         self._clock += 1
         node.used = self._clock
         self._leaves.push(node, self._tree.nodes)
 
-    def _attach(self, node: Node, checkpoint: Checkpoint) -> Refusal | None:
-        if checkpoint.depth != node.end or checkpoint.depth == 0:
-            return "depth"
-        if node.has_state:
-            # The same state, computed again: it is as young as if it had just been stored.
-            self._checkpoints.use(node)
-            return "duplicate"
-        self._slots.donate(checkpoint.slot)
-        node.checkpoint = checkpoint
-        self._checkpoints.use(node)
-        return None
-
-    def _drop_checkpoint(self, node: Node) -> None:
-        """The one place where a checkpoint ends, whatever its representation."""
-        assert node.checkpoint is not None and node.checkpoint_locks == 0
-        self._slots.release(node.checkpoint.slot, "tree")
-        self._checkpoints.discard(node)
-        node.checkpoint = Checkpoint(-1, node.end, "absent")
-
     def _remove_leaf(self, node: Node) -> int:
-        if node.has_state:
-            self._drop_checkpoint(node)
         freed = self._tree.remove_leaf(node)
         assert node.parent is not None
         self._leaves.push(node.parent, self._tree.nodes)

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
+from flax import struct
 from numpy.typing import NDArray
 
 Tokens = NDArray[np.int32]
@@ -26,17 +27,20 @@ Representation = Literal["dense", "demoting", "compressed", "host", "absent"]
 Refusal = Literal["duplicate", "depth"]
 
 
-@dataclass(frozen=True)
+@struct.dataclass
 class Checkpoint:
     """A recurrent state that has consumed exactly `depth` tokens.
 
-    `slot` belongs to the pool of the representation. An `absent` one was evicted and stays as a
-    note, so that a short hit can say why; its slot is -1.
+    `slot` belongs to the pool of the representation: the native one for `dense`, and for `demoting`
+    (on its way to a compressed slot) until that is committed. An `absent` one was evicted and stays
+    as a note, so that a short hit can say why; its slot is -1. `exact`: no approximation went into
+    it before it was stored.
     """
 
     slot: int
     depth: int
-    representation: Representation = "dense"
+    representation: Representation = struct.field(pytree_node=False, default="dense")
+    exact: bool = struct.field(pytree_node=False, default=True)
 
 
 @dataclass(eq=False, slots=True, repr=False)
@@ -53,6 +57,7 @@ class Node:
     used: int = 0  # when the KV was last used, on the tree's clock
     checkpoint: Checkpoint | None = None
     checkpoint_locks: int = 0  # users of the checkpoint
+    exact: bool = True  # no approximate state went into this KV or any above it
     attached: bool = True
 
     def __repr__(self) -> str:  # not the whole tree above and below
@@ -69,6 +74,12 @@ class Node:
         return self.checkpoint is not None and self.checkpoint.representation != "absent"
 
     @property
+    def pinned(self) -> bool:
+        """Whether its checkpoint must stay as it is: somebody reads it, or it is being packed."""
+        demoting = self.checkpoint is not None and self.checkpoint.representation == "demoting"
+        return self.checkpoint_locks > 0 or demoting
+
+    @property
     def evictable(self) -> bool:
         """Whether it may leave the tree: a leaf of which nobody uses KV or checkpoint."""
         return (
@@ -76,7 +87,7 @@ class Node:
             and self.parent is not None
             and not self.children
             and self.locks == 0
-            and self.checkpoint_locks == 0
+            and not self.pinned
         )
 
 
@@ -85,7 +96,8 @@ class Match:
     """The longest cached prefix of some tokens. True until the tree changes; hold it by a Lock.
 
     `pages` covers [0, length). `branch_depth` is `length` where the tree goes on from there but
-    has no checkpoint. `reason` says in a word why `restored` is less than `length`.
+    has no checkpoint. `exact`: KV and state have no approximation in them. `reason` says in a word
+    why `restored` is less than `length`.
     """
 
     length: int
@@ -93,6 +105,7 @@ class Match:
     node: Node  # the deepest node touched; it may end after `length`
     checkpoint_node: Node | None
     branch_depth: int | None
+    exact: bool
     reason: str | None
 
     @property

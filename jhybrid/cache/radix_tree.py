@@ -26,15 +26,15 @@ class RadixTree:
         self._pages = pages
         self._serial = 0
 
-    def descend(self, tokens: Tokens) -> tuple[list[Node], int]:
+    def descend(self, tokens: Tokens, *, exact: bool) -> tuple[list[Node], int]:
         """The nodes that the longest cached prefix touches, root first, and its length.
 
-        The last node may end after the prefix.
+        The last node may end after the prefix. With `exact` it ends before what is not.
         """
         path, length = [self.root], 0
         while length == path[-1].end and length < len(tokens):
             child = path[-1].children.get(int(tokens[length]))
-            if child is None:
+            if child is None or (exact and not child.exact):
                 break
             path.append(child)
             length += common_length(child.tokens, tokens[length:])
@@ -66,7 +66,7 @@ class RadixTree:
         first = node.start // size
         upper_pages = node.pages[: (depth - 1) // size + 1 - first]
         upper = self._new_node(parent, node.tokens[:cut], upper_pages)
-        upper.used = node.used
+        upper.used, upper.exact = node.used, node.exact
         own_from = depth // size - first  # a page across the border belongs to both
         self._pages.release(node.pages[:own_from], "tree")
         node.start, node.parent = depth, upper
@@ -74,11 +74,13 @@ class RadixTree:
         upper.children[int(node.tokens[0])] = node
         return upper
 
-    def add_leaf(self, parent: Node, tokens: Tokens, page_table: Pages) -> Node:
+    def add_leaf(self, parent: Node, tokens: Tokens, page_table: Pages, exact: bool) -> Node:
         """Tokens after `parent`; `page_table` is that of the whole prefix."""
         first = parent.end // self.page_size
         last = (parent.end + len(tokens) - 1) // self.page_size
-        return self._new_node(parent, tokens, np.asarray(page_table[first : last + 1], np.int32))
+        node = self._new_node(parent, tokens, np.asarray(page_table[first : last + 1], np.int32))
+        node.exact = exact and parent.exact
+        return node
 
     def remove_leaf(self, node: Node) -> int:
         """Takes it out and returns how many pages became free."""
@@ -127,6 +129,7 @@ class RadixTree:
             or parent.children.get(int(node.tokens[0])) is not node
             or len(node.pages) != indices
             or not node.attached
+            or (node.exact and not parent.exact)
         ):
             raise RuntimeError(
                 f"node [{node.start}, {node.end}) with {len(node.pages)} pages of {indices} "

@@ -44,11 +44,14 @@ class LeafOrder:
 class CheckpointOrder:
     """Nodes with a checkpoint of any representation, least recently used first.
 
-    Changing the representation is not a use and must leave the node where it is.
+    Changing the representation is not a use and leaves the node where it is. Those in native slots
+    (`dense` and `demoting`) are listed once more, in the same order, so that the oldest of them is
+    found without a walk over all that is compressed.
     """
 
     def __init__(self) -> None:
         self._order: OrderedDict[Node, None] = OrderedDict()
+        self._native: OrderedDict[Node, None] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._order)
@@ -56,14 +59,38 @@ class CheckpointOrder:
     def __iter__(self) -> Iterator[Node]:
         return iter(self._order)
 
+    @property
+    def native_count(self) -> int:
+        return len(self._native)
+
+    @property
+    def native(self) -> list[Node]:
+        """Those in native slots, in the same order."""
+        return list(self._native)
+
+    def enter(self, node: Node) -> None:
+        """A new dense checkpoint, the youngest."""
+        self._order[node] = self._native[node] = None
+
     def use(self, node: Node) -> None:
-        """Makes it the youngest, entering it if it is new. O(1)."""
-        self._order[node] = None
+        """Makes it the youngest. O(1)."""
         self._order.move_to_end(node)
+        if node in self._native:
+            self._native.move_to_end(node)
+
+    def leave_native(self, node: Node) -> None:
+        """It is compressed now, and as old as it was."""
+        del self._native[node]
 
     def discard(self, node: Node) -> None:
-        self._order.pop(node, None)
+        del self._order[node]
+        self._native.pop(node, None)
 
-    def oldest_unlocked(self) -> Node | None:
-        """O(1 + locked ones), and those are young: they were used when they were locked."""
-        return next((node for node in self._order if node.checkpoint_locks == 0), None)
+    def oldest(self) -> Node | None:
+        """The oldest that is not pinned. O(1 + pinned ones older than it), and those are few: they
+        were used when they were locked, or are being demoted."""
+        return next((node for node in self._order if not node.pinned), None)
+
+    def oldest_dense(self) -> Node | None:
+        """The oldest in a native slot that is not pinned, likewise."""
+        return next((node for node in self._native if not node.pinned), None)

@@ -8,7 +8,8 @@ from __future__ import annotations
 import argparse
 import re
 
-from jhybrid.engine.config import RECOVERIES
+from jhybrid.engine.config import DEFAULT_W_MAX, RECOVERIES
+from jhybrid.retention.placement import PLACEMENTS
 
 SIZE_UNITS = {
     "": 1,
@@ -68,15 +69,81 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
         help="tokens between the checkpoints that a long prefill leaves (default: 512)",
     )
 
+    cache.add_argument(
+        "--w-max",
+        type=positive,
+        metavar="N",
+        help="compressed checkpoints keep what remembers more than N tokens (default with dasc-*: "
+        f"{DEFAULT_W_MAX})",
+    )
+    cache.add_argument(
+        "--a-s",
+        type=float,
+        metavar="X",
+        help="gate input at which weights say how long that is (default: the model's)",
+    )
+    cache.add_argument(
+        "--checkpoint-dtype",
+        choices=("float32", "int8"),
+        help="of the states in them (default: float32)",
+    )
+    cache.add_argument(
+        "--layout",
+        choices=("ragged", "padded"),
+        help="of the units that each layer keeps (default: ragged)",
+    )
+    cache.add_argument(
+        "--placement",
+        choices=PLACEMENTS,
+        help="of kept units over ranks: as computed, balanced in storage, or heads permuted too "
+        "(default: off)",
+    )
+
+    cache.add_argument(
+        "--replay-ratio",
+        type=float,
+        metavar="R",
+        help="share of a match that tail-replay replays, and anchored at most (default: 0.1)",
+    )
+    cache.add_argument(
+        "--group-inputs",
+        metavar="all|tail:N",
+        help="keep those of all tokens, or of the last N before the end of a prompt and of a "
+        "request (default with tail-replay and anchored: all)",
+    )
+    cache.add_argument(
+        "--group-input-dtype", choices=("model", "fp8"), help="of the kept ones (default: model)"
+    )
+
     memory = parser.add_argument_group("memory (bytes, or like 64MiB)")
     memory.add_argument(
         "--state-memory",
         type=size,
         metavar="SIZE",
-        help="recurrent states, running ones and checkpoints (default: from what is free)",
+        help="recurrent states: running ones and all checkpoints (default: from what is free)",
+    )
+    memory.add_argument(
+        "--native-slots",
+        type=positive,
+        metavar="N",
+        help="of the state memory; what is left is for compressed checkpoints (default: enough for "
+        "what runs)",
     )
     memory.add_argument(
         "--kv-memory", type=size, metavar="SIZE", help="keys and values (default: likewise)"
+    )
+    memory.add_argument(
+        "--group-input-memory",
+        type=size,
+        metavar="SIZE",
+        help="group inputs (default: out of the KV memory, as much as goes with the KV, or a "
+        "quarter with tail:N)",
+    )
+    memory.add_argument(
+        "--host-memory",
+        type=size,
+        metavar="SIZE",
+        help="pinned host memory for KV and group inputs that leave the device (default: none)",
     )
     memory.add_argument(
         "--page-size", type=positive, metavar="N", help="tokens per KV page (default: 16)"

@@ -8,7 +8,7 @@ import json
 import logging
 import shutil
 import tempfile
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -21,23 +21,22 @@ from ..cache.cache_manager import CacheManager
 from ..config import ModelConfig, require
 from ..demo import MODEL_FOLDER
 from ..hf_config import model_config, read_hf_config
-from ..models.hybrid import ModelParams, cache_specs, model_specs
-from ..params import count_bytes, init_params
+from ..models.hybrid import ModelParams, model_specs
+from ..params import init_params
 from ..presets import preset
 from ..sharding import make_mesh
 from ..tokenizer.tiktoken import write_tokenizer
 from ..weights import load
+from .buckets import make_buckets
+from .compression import compress
 from .config import EngineConfig
 from .engine import Engine
-from .model_runner import ModelRunner, make_buckets
+from .memory import check_memory, host_store, input_dtype, input_policy, size_pools
+from .model_runner import ModelRunner
 
 log = logging.getLogger(__name__)
 
 DEFAULT_CONTEXT = 32768
-CPU_POOL = 256 * 1024**2  # bytes for KV, and again for states, where nothing says how much is free
-GPU_SHARE = 0.92  # of the device's memory; the rest is the runtime's
-GPU_WORKSPACE = 3 * 1024**3  # activations and logits of a step
-STATE_SHARE = 0.4  # of what is left after the parameters and the workspace
 
 
 @dataclass(frozen=True)
@@ -82,7 +81,9 @@ def create_engine(name: str, engine: EngineConfig, *, warm_up: bool = True) -> E
     context = min(engine.max_context or DEFAULT_CONTEXT, config.max_context)
     check_memory(config, engine, dtype, context)  # before minutes of loading
     params = _load(model, config, mesh, dtype)
-    pages, slots = size_pools(config, engine, mesh, dtype, context)
+    params, compression = compress(params, config, engine, dtype, model.folder)
+    compressed_bytes = compression.slot_bytes if compression else None
+    sizes = size_pools(config, engine, mesh, dtype, context, compressed_bytes)
     tokenizer = _tokenizer(model.tokenizer_folder)
     runner = ModelRunner(
         params,
@@ -94,12 +95,17 @@ def create_engine(name: str, engine: EngineConfig, *, warm_up: bool = True) -> E
             engine.checkpoint_interval,
             -(-context // engine.page_size),
         ),
-        pages=pages,
+        pages=sizes.pages,
         page_size=engine.page_size,
-        slots=slots,
+        slots=sizes.native_slots,
         max_running=engine.max_running,
         valid_vocab=min(len(tokenizer), config.vocab_size),
         dtype=dtype,
+        compression=compression,
+        compressed_slots=sizes.compressed_slots,
+        input_pages=sizes.input_pages,
+        input_dtype=input_dtype(engine),
+        host=engine.host_memory is not None,
     )
     if warm_up:
         steps = tqdm(runner.warm_up(), total=runner.warm_up_steps(), desc="compiling", unit="step")
@@ -112,13 +118,31 @@ def create_engine(name: str, engine: EngineConfig, *, warm_up: bool = True) -> E
         "tp": engine.tp,
         "devices": [str(device) for device in mesh.devices.flat],
         "recovery": engine.recovery,
+        "w_max": engine.w_max,
+        "checkpoint_dtype": engine.checkpoint_dtype,
+        "layout": engine.layout,
+        "placement": engine.placement,
+        "replay_ratio": engine.replay_ratio,
+        "group_inputs": engine.group_inputs,
+        "group_input_dtype": engine.group_input_dtype,
+        "plan": compression.facts if compression else None,
         "checkpoint_interval": engine.checkpoint_interval,
         "page_size": engine.page_size,
         "versions": versions(),
     }
     return Engine(
         runner,
-        CacheManager(pages, engine.page_size, slots, engine.checkpoint_interval),
+        CacheManager(
+            sizes.pages,
+            engine.page_size,
+            sizes.native_slots,
+            engine.checkpoint_interval,
+            compressed_slots=sizes.compressed_slots,
+            lossless=compression is not None and compression.lossless,
+            watermark=sizes.watermark,
+            inputs=input_policy(engine, sizes.input_pages),
+            host=host_store(config, engine, dtype),
+        ),
         tokenizer,
         engine,
         max_context=context,
@@ -134,52 +158,6 @@ def set_compilation_cache(folder: str | None) -> None:
     jax.config.update("jax_compilation_cache_dir", str(path))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
-
-
-def check_memory(config: ModelConfig, engine: EngineConfig, dtype: Any, context: int) -> None:
-    """Refuse memory flags that are too small: ValueError names the flag and what it needs."""
-    page_bytes, slot_bytes = _unit_bytes(config, engine.page_size, dtype)
-    least = page_bytes * -(-context // engine.page_size)
-    kv, state = engine.kv_memory, engine.state_memory
-    enough = kv is None or kv >= least
-    require(enough, "kv_memory", kv, f"at least {least} bytes for one request of {context} tokens")
-    enough = state is None or state >= slot_bytes
-    require(enough, "state_memory", state, f"at least {slot_bytes} bytes for one state")
-
-
-def size_pools(
-    config: ModelConfig, engine: EngineConfig, mesh: Mesh, dtype: Any, context: int
-) -> tuple[int, int]:
-    """Pages and slots that the memory flags (or the device's free memory) pay for.
-
-    The pool of pages holds at least one request of the longest context, or it is a ValueError.
-    """
-    page_bytes, slot_bytes = _unit_bytes(config, engine.page_size, dtype)
-    free = _free_bytes(mesh)
-    left = max(0, free - GPU_WORKSPACE) if free is not None else 0
-    kv = engine.kv_memory or (int(left * (1 - STATE_SHARE)) if free is not None else CPU_POOL)
-    state = engine.state_memory or (int(left * STATE_SHARE) if free is not None else CPU_POOL)
-    check_memory(config, replace(engine, kv_memory=kv, state_memory=state), dtype, context)
-    pages, slots = kv // page_bytes, state // slot_bytes
-    if engine.kv_memory is None:  # four times what all requests can fill is more than enough
-        pages = min(pages, 4 * engine.max_running * -(-context // engine.page_size))
-    log.info(
-        "KV: %d pages of %d tokens, %.2f GiB; states: %d slots of %.2f MiB, %.2f GiB",
-        pages,
-        engine.page_size,
-        pages * page_bytes / 2**30,
-        slots,
-        slot_bytes / 2**20,
-        slots * slot_bytes / 2**30,
-    )
-    return pages, slots
-
-
-def _unit_bytes(config: ModelConfig, page_size: int, dtype: Any) -> tuple[int, int]:
-    """Bytes of one page and of one slot, over all ranks."""
-    one = cache_specs(config, 1, page_size, 1)
-    page = count_bytes([one.keys, one.values], dtype)
-    return page, count_bytes([one.recurrent, one.conv], dtype)
 
 
 def versions() -> dict[str, str]:
@@ -202,15 +180,6 @@ def _load(model: Model, config: ModelConfig, mesh: Mesh, dtype: Any) -> ModelPar
     if model.folder is None:
         return init_params(model_specs(config), jax.random.key(0), dtype, mesh)
     return load(model.folder, config, mesh, dtype)
-
-
-def _free_bytes(mesh: Mesh) -> int | None:
-    """Free bytes over all ranks of the mesh, or None where the device does not say."""
-    stats = [device.memory_stats() for device in mesh.devices.flat]
-    if any(s is None or "bytes_limit" not in s for s in stats):
-        return None
-    free = [int(s["bytes_limit"] * GPU_SHARE) - s["bytes_in_use"] for s in stats]
-    return min(free) * len(free)
 
 
 def _tokenizer(folder: Path) -> Any:

@@ -19,8 +19,11 @@ from jax import Array
 
 from ..cache.cache_manager import CacheManager
 from ..config import require
-from .config import RECOVERIES, EngineConfig
+from .buckets import MAX_REPLAYS
+from .config import EngineConfig
+from .demoter import Demoter
 from .detokenizer import TokenBytes
+from .host_tier import HostTier
 from .metrics import EngineMetrics, RequestClock
 from .model_runner import ModelRunner
 from .request import (
@@ -39,6 +42,7 @@ from .step_inputs import (
     draw_mode,
     ending_tokens,
     prefill_inputs,
+    replay_inputs,
     row_values,
     seen_tokens,
 )
@@ -82,7 +86,12 @@ class Engine:
             max_prefill_tokens=config.max_prefill_tokens,
             max_prefill_sequences=runner.buckets.prefill_sequences[-1],
             caching=config.recovery != "off",
+            replay_window=runner.compression.window if runner.compression else 0,
+            max_replays=MAX_REPLAYS,
+            exact_inputs=config.group_input_dtype == "model",
         )
+        self._demoter = Demoter(cache, runner)
+        self.host = HostTier(cache, runner)
         self._sequences: dict[str, Sequence] = {}
         self._aborted: set[str] = set()
         self._in_flight: InFlight | None = None
@@ -99,6 +108,7 @@ class Engine:
         length = self.max_context - len(prompt)
         if params.max_tokens is not None:
             length = min(length, params.max_tokens)
+        ratio = request.prefix_cache.replay_ratio
         sequence = Sequence(
             request,
             TextStream(self._vocab, params, prompt),
@@ -106,6 +116,7 @@ class Engine:
             recovery=request.prefix_cache.recovery or self.config.recovery,
             limit=len(prompt) + length,
             seed=params.seed if params.seed is not None else int(self._seeds.integers(2**63)),
+            replay_ratio=self.config.replay_ratio if ratio is None else ratio,
         )
         # Made here, though the row is set at admission: what can't be represented is refused now,
         # and does not come up on the engine's thread, where it would end everybody's requests.
@@ -130,23 +141,32 @@ class Engine:
         banned = len(set(params.stop_token_ids) | self._eos)
         few = params.min_tokens == 0 or banned <= MAX_BANNED
         require(few, "stop_token_ids", f"{banned} ids", f"at most {MAX_BANNED} with min_tokens")
-        recovery = request.prefix_cache.recovery
-        known = recovery is None or recovery in RECOVERIES
-        require(known, "prefix_cache.recovery", recovery, f"one of {', '.join(RECOVERIES)}")
+        recovery, possible = request.prefix_cache.recovery, self.config.recoveries
+        known = recovery is None or recovery in possible
+        require(known, "prefix_cache.recovery", recovery, f"one of {', '.join(possible)}")
+        ratio = request.prefix_cache.replay_ratio
+        known = ratio is None or 0 <= ratio <= 1
+        require(known, "prefix_cache.replay_ratio", ratio, "a number from 0 to 1")
 
     def abort(self, request_id: str) -> None:
         if request_id in self._sequences:
             self._aborted.add(request_id)
 
     def has_work(self) -> bool:
-        return bool(self._sequences) or self._in_flight is not None
+        return bool(self._sequences) or self._in_flight is not None or self.cache.demoting > 0
 
     def step(self) -> list[RequestUpdate]:
+        self._demoter.settle()
         updates = self._abort_all()
+        self.host.settle(wait=not self.scheduler.decoding)
         plan = self.scheduler.schedule()
+        self.host.offload()
         previous, self._in_flight = self._in_flight, self._dispatch(plan) if plan else None
         if previous is not None:
             updates += self._commit(previous)
+        self._demoter.start()
+        if not plan and previous is None:  # nothing else to do, or nothing can go on before
+            self._demoter.settle(wait=True)
         return updates
 
     def _abort_all(self) -> list[RequestUpdate]:
@@ -166,21 +186,29 @@ class Engine:
             if sequence.has_penalties:
                 self.runner.set_seen(sequence.row, *seen_tokens(sequence, self.runner.vocab))
         if plan.page_copies:
-            self.runner.copy_pages(plan.page_copies)
+            self.runner.copy_pages(plan.page_copies, plan.input_copies)
+        self.host.start(plan.admitted)
+        if plan.restores:
+            self.runner.load_states(plan.restores, keep=False)
         step = InFlight([], [], ())
         if plan.decode:
-            batch, rows = decode_inputs(self.runner, plan.decode)
+            batch, rows = decode_inputs(self.runner, plan.decode, self.cache.inputs)
             hidden = self.runner.decode(rows, batch)
             sampled = self.runner.draw(hidden, rows, draw_mode(plan.decode))
             step.draws.append((list(plan.decode), sampled))
+        if plan.replays:
+            assert self.cache.inputs is not None
+            self.runner.replay(replay_inputs(self.runner, plan.replays, self.cache.inputs))
         if plan.pieces:
-            batch, rows = prefill_inputs(self.runner, plan.pieces)
+            batch, rows = prefill_inputs(self.runner, plan.pieces, self.cache.inputs)
             last, hidden = self.runner.prefill(batch)
             drawing = [p.sequence if p.draws else None for p in plan.pieces]
             if any(drawing):
                 mode = draw_mode([s for s in drawing if s is not None])
                 step.draws.append((drawing, self.runner.draw(last, rows, mode)))
             step.scored, step.scores = self._prompt_logprobs(plan.pieces, hidden)
+        if plan.late_restores:
+            self.runner.load_states(plan.late_restores, keep=True)
         self.scheduler.dispatched(plan)
         return step
 
@@ -191,7 +219,7 @@ class Engine:
         asking, targets, at = [], np.zeros(hidden.shape[0], np.int32), 0
         for piece in pieces:
             s = piece.sequence
-            if s.params.prompt_logprobs is not None and not s.reported:
+            if s.params.prompt_logprobs is not None and not s.reported and not piece.replays:
                 following = s.tokens[piece.start + 1 : piece.end + 1]
                 targets[at : at + len(following)] = following
                 asking.append((piece, at))
@@ -283,8 +311,11 @@ class Engine:
         sequence = piece.sequence
         own, top, top_logprobs = scores
         count = min(piece.end, sequence.prompt_len - 1) - piece.start
-        # A prompt that was preempted half-way runs, and reports, from its start again.
+        # A prompt that was preempted half-way runs, and reports, from its start again; one that
+        # starts behind a cached prefix has nothing to report of that.
         del sequence.prompt_logprobs[piece.start :]
+        missing = piece.start - len(sequence.prompt_logprobs)
+        sequence.prompt_logprobs += [None] * missing
         for n in range(at, at + count):
             token = sequence.tokens[piece.start + 1 + n - at]
             wanted = sequence.params.prompt_logprobs
@@ -298,8 +329,9 @@ class Engine:
         m.compilations = self.runner.compilations() - self._compiled
         for pool, count in stats.evictions.items():
             m.evictions[pool] = count
-        for pool in ("kv_pages", "native_slots"):
-            counts = getattr(stats, pool)
+        for outcome, count in stats.demotions.items():
+            m.demotions[outcome] = count
+        for pool, counts in stats.pools.items():
             m.pools[pool] = {owner: getattr(counts, owner) for owner in m.pools[pool]}
         return m
 
@@ -313,8 +345,11 @@ class Engine:
         return {**self._facts, "pools": described}
 
     def flush_cache(self) -> bool:
-        if self.has_work():
+        if self._sequences or self._in_flight is not None:
             return False
+        while self.cache.demoting:
+            self._demoter.start()
+            self._demoter.settle(wait=True)
         self.cache.flush()
         return True
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
@@ -94,13 +94,24 @@ class LLM:
         params = sampling_params if sampling_params is not None else SamplingParams()
         each = [params] * len(items) if isinstance(params, SamplingParams) else list(params)
         require(len(each) == len(items), "sampling_params", len(each), f"{len(items)} of them")
-        outputs, requests = [], {}
-        for item, p in zip(items, each, strict=True):
+        finished = self.stream(items, each, prefix_cache=prefix_cache)
+        return [output for _, output in sorted(finished, key=lambda pair: pair[0])]
+
+    def stream(
+        self,
+        prompts: Sequence[Prompt],
+        sampling_params: Sequence[SamplingParams],
+        *,
+        prefix_cache: PrefixCacheOptions | None = None,
+    ) -> Iterator[tuple[int, RequestOutput]]:
+        """Generate for every prompt, and give (its number, its output) whenever one is done."""
+        outputs, requests = {}, {}
+        for number, (item, p) in enumerate(zip(prompts, sampling_params, strict=True)):
             output, parts = self._expand(item, p, prefix_cache or PrefixCacheOptions())
-            outputs.append(output)
+            outputs[output.request_id] = number
             requests.update(parts)
-        self._run(requests)
-        return outputs
+        for output in self._run(requests):
+            yield outputs[output.request_id], output
 
     def chat(
         self,
@@ -148,8 +159,13 @@ class LLM:
             parts[request.request_id] = (request, output, i)
         return output, parts
 
-    def _run(self, requests: dict[str, tuple[Request, RequestOutput, int]]) -> None:
-        """Queue everything (as far as the queue goes) and step until all is finished."""
+    def _run(
+        self, requests: dict[str, tuple[Request, RequestOutput, int]]
+    ) -> Iterator[RequestOutput]:
+        """Queue everything (as far as the queue goes) and step until all is finished.
+
+        Gives an output when all of its texts are.
+        """
         engine, todo = self.engine, list(requests.values())[::-1]
         try:
             while todo or engine.has_work():
@@ -158,8 +174,10 @@ class LLM:
                 for update in engine.step():
                     _, output, index = requests[update.request_id]
                     _apply(update, output, output.outputs[index])
+                    if all(part.finish_reason is not None for part in output.outputs):
+                        yield output
         except BaseException:
-            for request_id in requests:  # leave nothing running behind an error or Ctrl-C
+            for request_id in requests:  # leave nothing running behind an error, Ctrl-C or break
                 engine.abort(request_id)
             while engine.has_work():
                 engine.step()

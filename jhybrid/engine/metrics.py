@@ -15,7 +15,7 @@ from prometheus_client.registry import Collector
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 
 OWNERS = ("free", "tree", "running")
-POOLS = ("kv_pages", "native_slots", "compressed_slots", "host_bytes")
+POOLS = ("kv_pages", "native_slots", "compressed_slots", "group_inputs", "host_bytes")
 FINISH_REASONS = ("stop", "length", "abort", "error")
 PREFIX_KINDS = ("matched", "restored", "replayed")
 DEMOTION_OUTCOMES = ("committed", "aborted")

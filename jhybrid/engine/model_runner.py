@@ -10,20 +10,21 @@ import functools
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jax.sharding import Mesh, NamedSharding
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from pallas_kernels import NO_SLOT, Segments
-from pallas_kernels.ragged import or_outside
 
-from ..batch import Caches, DecodeBatch, PrefillBatch
+from ..batch import Caches, DecodeBatch, PrefillBatch, ReplayBatch
+from ..cache.host_store import CHUNK_ROWS, padded_rows
 from ..config import ModelConfig
+from ..models.groups import groups
 from ..models.hybrid import (
     REPLICATED,
     ModelParams,
@@ -35,8 +36,14 @@ from ..models.hybrid import (
     model_partition,
     sharded,
 )
-from ..params import map_specs
-from ..sharding import named_sharding
+from ..models.pages import PageKind, copy_pages, pools, put_pages, take_pages
+from ..models.replay import replay
+from ..params import map_specs, partition_specs
+from ..retention.maps import MoveMaps
+from ..retention.movers import CompressedPool, compressed_specs, load, store
+from ..sharding import AXIS, named_sharding
+from .buckets import MAX_REPLAYS, MOVES, Buckets
+from .compression import Compression
 from .sampler import (
     RowParams,
     Sampled,
@@ -55,50 +62,7 @@ Shape = tuple[int, ...]
 CPU_OPTIONS: dict[str, bool | int | float | str] = {"xla_backend_optimization_level": 1}
 
 LOGPROB_BLOCK = 64  # prompt positions whose logits are in memory at once
-
-
-@dataclass(frozen=True)
-class Buckets:
-    """The static shapes of an engine; every step is padded to one of them."""
-
-    prefill_tokens: tuple[int, ...]
-    prefill_sequences: tuple[int, ...]
-    decode: tuple[int, ...]
-    checkpoint_interval: int
-    pages: int  # page-table width
-
-    def segments(self, tokens: int, sequences: int) -> int:
-        """Segments of a prefill: its checkpoints on the grid, and four for each sequence (a part of
-        an interval, a branch, the end of the prompt, and the rest)."""
-        return -(-tokens // self.checkpoint_interval) + 4 * sequences
-
-
-def make_buckets(
-    max_prefill_tokens: int, max_running: int, checkpoint_interval: int, pages: int
-) -> Buckets:
-    """Few enough that compiling them all is quick, close enough that padding stays cheap."""
-    tokens = _powers(min(64, max_prefill_tokens), max_prefill_tokens, 6)
-    # From two up: for a single row XLA copies whole pools to update one slot (see
-    # pallas_kernels.ragged), and the embedding to float32 to multiply by it.
-    sequences = _powers(2, max(2, min(max_running, 16)), 8)
-    decode = _powers(2, max(2, max_running), 4)
-    return Buckets(tokens, sequences, decode, checkpoint_interval, pages)
-
-
-def _powers(low: int, high: int, factor: int) -> tuple[int, ...]:
-    """low, low * factor, ... and high itself."""
-    sizes = []
-    while low < high:
-        sizes.append(low)
-        low *= factor
-    return (*sizes, high)
-
-
-def bucket(sizes: tuple[int, ...], needed: int) -> int:
-    for size in sizes:
-        if needed <= size:
-            return size
-    raise RuntimeError(f"a step needs {needed}, the largest bucket of {sizes} is smaller")
+REPLAYED_ROWS = 32768  # tokens times groups that replay at once, to bound the memory they take
 
 
 def _host(x: np.ndarray) -> Any:
@@ -120,17 +84,39 @@ class ModelRunner:
         max_running: int,
         valid_vocab: int,
         dtype: Any,
+        input_pages: int = 0,
+        input_dtype: Any = None,
+        host: bool = False,
+        compression: Compression | None = None,
+        compressed_slots: int = 0,
     ) -> None:
         self.params, self.config, self.mesh, self.buckets = params, config, mesh, buckets
         self.page_size, self.valid_vocab = page_size, valid_vocab
         self._replicated = NamedSharding(mesh, REPLICATED)
         self._functions: dict[str, Any] = {}
         self._executables: dict[tuple[str, Shape], Any] = {}
-        specs = cache_specs(config, pages, page_size, slots)
-        self.caches: Caches = map_specs(
-            lambda s: jnp.zeros(s.shape, s.dtype_in(dtype), device=named_sharding(mesh, s.axes)),
-            specs,
-        )
+
+        def zeros(specs: Any) -> Any:
+            return map_specs(
+                lambda s: jnp.zeros(
+                    s.shape, s.dtype_in(dtype), device=named_sharding(mesh, s.axes)
+                ),
+                specs,
+            )
+
+        specs = cache_specs(config, pages, page_size, slots, input_pages, input_dtype)
+        self.caches: Caches = zeros(specs)
+        self.input_dtype = input_dtype
+        inputs: tuple[PageKind, ...] = ("inputs",) if input_pages else ()
+        self._host_kinds: tuple[PageKind, ...] = ("kv", *inputs) if host else ()
+        self.compression = compression
+        self.compressed: CompressedPool | None = None
+        if compression is not None:
+            by_rank = NamedSharding(mesh, PartitionSpec(AXIS))
+            self._maps: MoveMaps = jax.device_put(compression.maps, by_rank)
+            specs = compressed_specs(config, self._maps, compressed_slots, compression.dtype)
+            self.compressed = zeros(specs)
+            self._compressed_partition = partition_specs(specs)
         self.rows: SamplerRows = jax.device_put(
             init_rows(max_running, config.vocab_size), self._replicated
         )
@@ -138,7 +124,9 @@ class ModelRunner:
 
     def _build(self) -> None:
         config, mesh, valid = self.config, self.mesh, self.valid_vocab
-        params, caches, whole = model_partition(config), cache_partition(config), REPLICATED
+        keep, dtype = self.caches.group_inputs is not None, self.input_dtype
+        caches = cache_partition(config, group_inputs=keep, input_dtype=dtype)
+        params, whole = model_partition(config), REPLICATED
 
         def prefill(p: ModelParams, c: Caches, batch: PrefillBatch) -> tuple[Array, Array, Caches]:
             hidden, new = forward(p, c, batch, config)
@@ -167,14 +155,12 @@ class ModelRunner:
             out = jax.lax.map(lambda x: token_logprobs(logits(p, x[0], config), x[1], valid), parts)
             return tuple(x.reshape(-1, *x.shape[2:]) for x in out)
 
-        def copy_pages(c: Caches, source: Array, target: Array) -> Caches:
-            def one(pages: Array) -> Array:
-                at = pages.at[or_outside(target, pages.shape[0])]
-                found = pages[jnp.maximum(source, 0)]
-                return at.set(found, mode="drop", unique_indices=True)
-
-            values = None if c.values is None else one(c.values)
-            return replace(c, keys=one(c.keys), values=values)
+        def roll(p: ModelParams, c: Caches, batch: ReplayBatch) -> Caches:
+            every = groups(config)
+            size = max(1, REPLAYED_ROWS // batch.token_ids.shape[0])
+            for start in range(0, len(every), size):
+                c = replay(p, c, batch, config, every[start : start + size])
+            return c
 
         def wrap(
             name: str, fn: Callable[..., Any], ins: Any, outs: Any, donate: int | None
@@ -195,6 +181,28 @@ class ModelRunner:
             wrap(f"draw-{mode.name}", drawn, (params, whole, whole, whole), (whole, whole), 1)
         wrap("prompt_logprobs", prompt_logprobs, (params, whole, whole), whole, None)
         wrap("copy_pages", copy_pages, (caches, whole, whole), caches, 0)
+        if self.caches.group_inputs is not None:
+            wrap("replay", roll, (params, caches, whole), caches, 1)
+        self._rows: dict[PageKind, Any] = {kind: pools(caches, kind) for kind in self._host_kinds}
+        for kind, rows in self._rows.items():
+            take = functools.partial(take_pages, kind=kind)
+            wrap(f"take-{kind}", lambda c, at, f=take: f(c, pages=at), (caches, whole), rows, None)
+            put = functools.partial(put_pages, kind=kind)
+            wrap(
+                f"put-{kind}",
+                lambda c, new, at, f=put: f(c, rows=new, pages=at),
+                (caches, rows, whole),
+                caches,
+                0,
+            )
+        if self.compression is not None:
+            by_rank = jax.tree.map(lambda _: PartitionSpec(AXIS), self._maps)
+            pool = self._compressed_partition
+            ins = (caches, pool, by_rank, whole, whole)
+            wrap("store_states", _store, ins, (pool, whole), 1)
+            for omitted in ("zero", "keep"):
+                move = functools.partial(load, omitted=omitted)
+                wrap(f"load_states-{omitted}", move, ins, caches, 0)
         wrap("set_row", set_row, (whole, whole, whole), whole, 0)
         wrap("set_seen", set_seen, (whole, whole, whole, whole), whole, 0)
 
@@ -237,20 +245,66 @@ class ModelRunner:
         """Log-probabilities of `targets` [T] under hidden rows [T, D], and the best ones."""
         return self._call("prompt_logprobs", targets.shape, self.params, hidden, targets)
 
-    def copy_pages(self, copies: list[tuple[int, int]]) -> None:
-        """Copy whole pages (source, target); no page is both a source and a target."""
+    def replay(self, batch: ReplayBatch) -> None:
+        """Roll states forward over group inputs."""
+        size = batch.token_ids.shape
+        self.caches = self._call("replay", size, self.params, self.caches, batch)
+
+    def copy_pages(
+        self, copies: list[tuple[int, int]], input_copies: list[tuple[int, int]]
+    ) -> None:
+        """Copy whole pages (source, target), of KV and of group inputs, not more of these than of
+        those; no page is both a source and a target."""
         width = self.buckets.decode[-1]
         for start in range(0, len(copies), width):
-            pairs = np.full((2, width), -1, np.int32)
-            part = copies[start : start + width]
-            pairs[:, : len(part)] = np.array(part, np.int32).T
-            self.caches = self._call("copy_pages", (), self.caches, pairs[0], pairs[1])
+            kv, inputs = (_pairs(c[start : start + width], width) for c in (copies, input_copies))
+            self.caches = self._call("copy_pages", (), self.caches, kv, inputs)
+
+    def store_states(self, moves: list[tuple[int, int]]) -> Array:
+        """Pack native slots into compressed ones, at most MOVES pairs (native, compressed); the
+        result is ready when that is done."""
+        args = (self.caches, self.compressed, self._maps, *_pairs(moves, MOVES))
+        self.compressed, done = self._call("store_states", (), *args)
+        return done
+
+    def load_states(self, moves: list[tuple[int, int]], *, keep: bool) -> None:
+        """Restore compressed slots into native ones, pairs (compressed, native). What the
+        checkpoint omits becomes zero, or stays as it is with `keep`."""
+        name = "load_states-keep" if keep else "load_states-zero"
+        for start in range(0, len(moves), MOVES):
+            pairs = _pairs(moves[start : start + MOVES], MOVES)
+            self.caches = self._call(name, (), self.caches, self.compressed, self._maps, *pairs)
+
+    def take_pages(self, kind: PageKind, pages: list[int]) -> Any:
+        """Copies of pages, padded to a chunk's rows, on their way to pinned host memory."""
+        at = np.full(padded_rows(len(pages)), -1, np.int32)
+        at[: len(pages)] = pages
+        rows = self._call(f"take-{kind}", at.shape, self.caches, at)
+        return jax.device_put(rows, self._placed(kind, "pinned_host"))
+
+    def to_device(self, kind: PageKind, rows: Any) -> Any:
+        """What `take_pages` gave, on its way back."""
+        return jax.device_put(rows, self._placed(kind, "device"))
+
+    def put_pages(self, kind: PageKind, rows: Any, pages: np.ndarray) -> None:
+        """Rows on the device into pages of the pools, -1: nowhere."""
+        self.caches = self._call(f"put-{kind}", pages.shape, self.caches, rows, pages)
+
+    def _placed(self, kind: PageKind, memory: str) -> Any:
+        def one(spec: PartitionSpec) -> NamedSharding:
+            return NamedSharding(self.mesh, spec, memory_kind=memory)
+
+        return jax.tree.map(one, self._rows[kind], is_leaf=lambda x: isinstance(x, PartitionSpec))
 
     def set_row(self, row: int, values: RowParams) -> None:
         self.rows = self._call("set_row", (), self.rows, np.int32(row), values)
 
     def set_seen(self, row: int, in_prompt: np.ndarray, counts: np.ndarray) -> None:
         self.rows = self._call("set_seen", (), self.rows, np.int32(row), in_prompt, counts)
+
+    def wait(self) -> None:
+        """Until the device has done all that was dispatched to the caches."""
+        jax.block_until_ready(self.caches)
 
     @property
     def vocab(self) -> int:
@@ -260,10 +314,15 @@ class ModelRunner:
         """Bytes of each pool over all ranks."""
         c = self.caches
         values = 0 if c.values is None else c.values.nbytes
-        return {
+        sizes = {
             "kv_pages": c.keys.nbytes + values,
             "native_slots": c.recurrent.nbytes + c.conv.nbytes,
         }
+        if self.compressed is not None:
+            sizes["compressed_slots"] = sum(x.nbytes for x in jax.tree.leaves(self.compressed))
+        if c.group_inputs is not None:
+            sizes["group_inputs"] = sum(x.nbytes for x in jax.tree.leaves(c.group_inputs))
+        return sizes
 
     def compilations(self) -> int:
         """How many shapes have been compiled so far, over all functions."""
@@ -291,6 +350,9 @@ class ModelRunner:
             for sequences in b.prefill_sequences:
                 batch = self.empty_prefill(tokens, sequences)
                 yield "prefill", (tokens, sequences), (params, caches, batch)
+        if caches.group_inputs is not None:
+            for tokens in b.prefill_tokens:
+                yield "replay", (tokens,), (params, caches, self.empty_replay(tokens))
         last_token = rows.params.last_token
         for size in b.decode:
             padding = np.full(size, -1, np.int32)
@@ -305,7 +367,23 @@ class ModelRunner:
             yield "prompt_logprobs", (tokens,), (params, self.hidden_shape(tokens), targets)
         row = jax.tree.map(lambda x: np.zeros(x.shape[1:], x.dtype), rows)
         pairs, zero = np.full(b.decode[-1], -1, np.int32), np.int32(0)
-        yield "copy_pages", (), (caches, pairs, pairs)
+        yield "copy_pages", (), (caches, (pairs, pairs), (pairs, pairs))
+        for kind in self._host_kinds:
+            for size in CHUNK_ROWS:
+                at = np.full(size, -1, np.int32)
+                rows_of = jax.tree.map(
+                    lambda pool, place, n=size: jax.ShapeDtypeStruct(
+                        (n, *pool.shape[1:]), pool.dtype, sharding=place
+                    ),
+                    pools(caches, kind),
+                    self._placed(kind, "device"),
+                )
+                yield f"take-{kind}", (size,), (caches, at)
+                yield f"put-{kind}", (size,), (caches, rows_of, at)
+        if self.compressed is not None:
+            moves = (caches, self.compressed, self._maps, *_pairs([], MOVES))
+            for name in ("store_states", "load_states-zero", "load_states-keep"):
+                yield name, (), moves
         yield "set_row", (), (rows, zero, row.params)
         yield "set_seen", (), (rows, zero, row.in_prompt, row.counts)
 
@@ -330,7 +408,22 @@ class ModelRunner:
                 _host(np.full(segments, NO_SLOT, np.int32)),
                 _host(np.full(segments, NO_SLOT, np.int32)),
             ),
+            input_slots=self._no_input_slots(tokens),
         )
+
+    def empty_replay(self, tokens: int) -> ReplayBatch:
+        return ReplayBatch(
+            token_ids=_host(np.zeros(tokens, np.int32)),
+            input_slots=_host(np.full(tokens, -1, np.int32)),
+            segments=Segments(
+                _host(np.zeros(MAX_REPLAYS + 1, np.int32)),
+                _host(np.full(MAX_REPLAYS, NO_SLOT, np.int32)),
+                _host(np.full(MAX_REPLAYS, NO_SLOT, np.int32)),
+            ),
+        )
+
+    def _no_input_slots(self, size: int) -> Any:
+        return None if self.caches.group_inputs is None else np.full(size, -1, np.int32)
 
     def empty_decode(self, size: int) -> DecodeBatch:
         return DecodeBatch(
@@ -339,4 +432,20 @@ class ModelRunner:
             kv_slots=_host(np.full(size, -1, np.int32)),
             page_table=_host(np.full((size, self.buckets.pages), -1, np.int32)),
             state_slots=_host(np.full(size, NO_SLOT, np.int32)),
+            input_slots=self._no_input_slots(size),
         )
+
+
+def _store(
+    caches: Caches, pool: CompressedPool, maps: MoveMaps, source: Array, target: Array
+) -> tuple[CompressedPool, Array]:
+    """Packed states, and something small that can be waited for when the pool is donated again."""
+    return store(caches, pool, maps, source, target), jnp.max(target)
+
+
+def _pairs(moves: list[tuple[int, int]], width: int) -> tuple[np.ndarray, np.ndarray]:
+    """Sources and targets as arrays of a fixed width, -1 where there is nothing to do."""
+    pairs = np.full((2, width), -1, np.int32)
+    if moves:
+        pairs[:, : len(moves)] = np.array(moves, np.int32).T
+    return pairs[0], pairs[1]

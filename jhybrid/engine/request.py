@@ -27,7 +27,9 @@ class SamplingParams:
 
     `top_k` 0 or -1 keeps all tokens, `max_tokens` None generates up to the context's end.
     `logprobs` is the number of alternatives beside the sampled token (0 to 20), None for none;
-    `prompt_logprobs` the same for the prompt's own tokens. Raises ValueError naming the field.
+    `prompt_logprobs` the same for the prompt's own tokens: all of them, which takes a run without
+    the cache, unless the request names a recovery in `prefix_cache`; then those of cached tokens
+    are None. Raises ValueError naming the field.
     """
 
     n: int = 1

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from ..cache.admission import Admission
 from ..cache.cache_manager import CacheManager
-from .request import PrefixCacheUsage
+from .recovery import STRICT, Move, ReplayRules, choose
 from .sequence import Sequence
 
 
@@ -21,7 +21,8 @@ class Piece:
     """Tokens [start, end) of a sequence to prefill.
 
     The state is read from `load_slot`, left in the sequence's own slot, and kept at the depths of
-    `checkpoints`, each (depth, slot). `draws`: the piece completes the known tokens.
+    `checkpoints`, each (depth, slot). `draws`: the piece completes the known tokens. `replays`: it
+    only refreshes what a checkpoint omits, before the first token that is new.
     """
 
     sequence: Sequence
@@ -30,17 +31,36 @@ class Piece:
     load_slot: int
     checkpoints: tuple[tuple[int, int], ...]
     draws: bool
+    replays: bool = False
+
+
+@dataclass(frozen=True)
+class Replay:
+    """Group inputs of tokens [start, end) that take the state in `load_slot` (-1: zeros) to the
+    sequence's own slot."""
+
+    sequence: Sequence
+    start: int
+    end: int
+    load_slot: int
 
 
 @dataclass
 class Plan:
+    """A step. `restores` and copies of pages are done before it runs, `late_restores` after;
+    `replays` come before `pieces`."""
+
     pieces: list[Piece] = field(default_factory=list)
     decode: list[Sequence] = field(default_factory=list)
     admitted: list[Sequence] = field(default_factory=list)
     page_copies: list[tuple[int, int]] = field(default_factory=list)
+    input_copies: list[tuple[int, int]] = field(default_factory=list)
+    replays: list[Replay] = field(default_factory=list)
+    restores: list[Move] = field(default_factory=list)
+    late_restores: list[Move] = field(default_factory=list)
 
     def __bool__(self) -> bool:
-        return bool(self.pieces or self.decode)
+        return bool(self.pieces or self.decode or self.replays or self.admitted)
 
 
 class Scheduler:
@@ -52,15 +72,27 @@ class Scheduler:
         max_prefill_tokens: int,
         max_prefill_sequences: int,
         caching: bool,
+        replay_window: int = 0,
+        max_replays: int = 1,
+        exact_inputs: bool = True,
     ) -> None:
+        """`replay_window`: tokens that a refresh runs at most. `max_replays`: sequences that replay
+        group inputs in one step. `exact_inputs`: those are kept as they were computed."""
         self.cache = cache
         self.max_prefill_tokens = max_prefill_tokens
         self.max_prefill_sequences = max_prefill_sequences
         self.caching = caching
+        self.replay_window, self.max_replays = replay_window, max_replays
+        self.exact_inputs = exact_inputs
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []  # in order of admission
         self.preemptions = 0
         self._free_rows = list(range(max_running))[::-1]
+
+    @property
+    def decoding(self) -> bool:
+        """Whether some request is past its prompt."""
+        return any(s.pending or s.generated for s in self.running)
 
     def schedule(self) -> Plan:
         plan = Plan()
@@ -72,10 +104,24 @@ class Scheduler:
         plan.decode = [s for s in plan.decode if s.lease is not None]
         budget = self.max_prefill_tokens
         for sequence in self._to_prefill(plan):
+            if not (sequence.spans or sequence.kv_arrived):
+                continue
             if budget == 0 or len(plan.pieces) == self.max_prefill_sequences:
                 break
+            if sequence.spans:
+                if len(plan.replays) == self.max_replays:
+                    break
+                budget -= self._replay(sequence, budget, plan)
+                waits = sequence.restore_after is not None or not sequence.kv_arrived
+                if sequence.spans or waits:
+                    continue
+                if budget == 0:
+                    break
             piece = self._piece(sequence, budget)
             plan.pieces.append(piece)
+            if piece.replays and piece.end == sequence.replay_until:
+                assert sequence.restore is not None
+                plan.late_restores.append(sequence.restore)
             budget -= piece.end - piece.start
         return plan
 
@@ -92,38 +138,61 @@ class Scheduler:
 
     def _admit(self, sequence: Sequence, plan: Plan) -> bool:
         """All or nothing: a row, a slot and the pages of every known token, or stay queued."""
-        tokens = sequence.tokens
-        # Cached positions have no logits: prompt log-probabilities need every token run.
-        fresh = sequence.params.prompt_logprobs is not None and sequence.generated == 0
+        tokens = sequence.prefix(len(sequence.tokens))
+        # Cached positions have no logits: prompt log-probabilities need every token run, unless
+        # the request itself asks for a recovery; then it gets those of the tokens that do run.
+        chosen = sequence.request.prefix_cache.recovery is not None
+        scored = sequence.params.prompt_logprobs is not None and sequence.generated == 0
+        fresh = scored and not chosen
         reuse = sequence.recovery != "off" and not fresh
+        strict = fresh or sequence.recovery in STRICT
         total = min(len(tokens) + 1, sequence.limit)
-        lease = self.cache.admit(tokens, len(tokens) - 1, reuse, total)
+        lease = self.cache.admit(tokens, len(tokens) - 1, reuse, total, strict=strict)
         if lease is None:
             return False
         self.waiting.popleft()
         self.running.append(sequence)
         sequence.lease, sequence.row = lease, self._free_rows.pop()
-        if sequence.recovery == "zero" and lease.matched:
-            sequence.dispatched, sequence.load_slot = lease.matched, -1
-            sequence.inexact = True
-        else:
-            sequence.dispatched, sequence.load_slot = lease.restored, lease.source_slot
+        rules = ReplayRules(sequence.replay_ratio, self.cache.inputs_kept, self.exact_inputs)
+        recovery = choose(sequence.recovery, lease, self.replay_window, rules)
+        sequence.start(recovery)
+        sequence.kv_arrived = not lease.loads
+        lease.exact = lease.exact and recovery.exact
         if sequence.usage is None:  # coming back after a preemption does not change the answer
-            sequence.usage = _usage(sequence, lease)
+            sequence.usage = recovery.usage
         plan.admitted.append(sequence)
         plan.page_copies += lease.page_copies
+        plan.input_copies += lease.input_copies
+        if recovery.restore is not None and not (recovery.replay or recovery.restore_after):
+            plan.restores.append(recovery.restore)
         return True
+
+    def _replay(self, sequence: Sequence, budget: int, plan: Plan) -> int:
+        """Plans as much of the sequence's next span as the budget allows; returns its length."""
+        assert sequence.lease is not None
+        (start, end), *rest = sequence.spans
+        stop = min(end, start + budget)
+        plan.replays.append(Replay(sequence, start, stop, sequence.load_slot))
+        sequence.spans = [(stop, end), *rest] if stop < end else rest
+        sequence.load_slot = sequence.lease.slot
+        if stop == sequence.restore_after:
+            assert sequence.restore is not None
+            plan.late_restores.append(sequence.restore)
+        return stop - start
 
     def _piece(self, sequence: Sequence, budget: int) -> Piece:
         lease = sequence.lease
         assert lease is not None
-        start, end = sequence.dispatched, min(len(sequence.tokens), sequence.dispatched + budget)
-        first = lease.state_depth is None
+        start, load_slot = sequence.dispatched, sequence.load_slot
+        if sequence.replay_until is not None:
+            end = min(sequence.replay_until, start + budget)
+            return Piece(sequence, start, end, load_slot, (), draws=False, replays=True)
+        end = min(len(sequence.tokens), start + budget)
         return Piece(
             sequence,
             start,
             end,
-            load_slot=sequence.load_slot if first else lease.slot,
+            load_slot,
             checkpoints=self._checkpoints(sequence, lease, start, end),
             draws=end == len(sequence.tokens),
         )
@@ -163,31 +232,60 @@ class Scheduler:
         lease = sequence.lease
         assert lease is not None
         keep = self.caching and not sequence.inexact
-        self.cache.finish(lease, sequence.tokens[: sequence.dispatched], donate=keep)
+        done = sequence.dispatched
+        if not sequence.kv_arrived:  # what is still on its way is nowhere yet
+            done = min(done, lease.shared)
+            sequence.kv_arrived = True
+        self.cache.finish(lease, sequence.prefix(done), donate=keep)
         self._free_rows.append(sequence.row)
         self.running.remove(sequence)
         sequence.lease, sequence.row, sequence.dispatched = None, -1, 0
 
     def dispatched(self, plan: Plan) -> None:
         """The step is on its way: advance, and let the tree know what will be there."""
+        for sequence in plan.admitted:
+            waits = sequence.replay_until is not None or sequence.restore_after is not None
+            if sequence.restore is not None and not waits:
+                self._restored(sequence)
+        for replay in plan.replays:
+            sequence, lease = replay.sequence, replay.sequence.lease
+            assert lease is not None
+            if replay.end == sequence.restore_after:
+                self._restored(sequence)
+                continue
+            lease.set_state_depth(replay.end)
+            if sequence.restore is None:
+                self.cache.release_source(lease)
         for piece in plan.pieces:
             sequence, lease = piece.sequence, piece.sequence.lease
             assert lease is not None
-            sequence.dispatched = piece.end
+            sequence.dispatched, sequence.load_slot = piece.end, lease.slot
+            if piece.replays:
+                if piece.end == sequence.replay_until:
+                    self._restored(sequence)
+                continue
             sequence.pending += piece.draws
             lease.set_state_depth(piece.end)
             self.cache.release_source(lease)
             if not self.caching or sequence.inexact:
                 continue
             for depth, slot in piece.checkpoints:
-                self.cache.commit_prefix(lease, sequence.tokens[:depth], (slot, depth))
+                self.cache.commit_prefix(lease, sequence.prefix(depth), (slot, depth))
             if piece.draws:
-                self.cache.commit_prefix(lease, sequence.tokens[: piece.end])
+                self.cache.commit_prefix(lease, sequence.prefix(piece.end))
         for sequence in plan.decode:
             assert sequence.lease is not None
             sequence.dispatched += 1
             sequence.pending += 1
             sequence.lease.set_state_depth(sequence.dispatched)
+
+    def _restored(self, sequence: Sequence) -> None:
+        """The compressed state is in the sequence's own slot, and whole."""
+        lease = sequence.lease
+        assert lease is not None
+        lease.set_state_depth(lease.restored)
+        self.cache.release_source(lease)
+        sequence.restore = sequence.replay_until = sequence.restore_after = None
 
     def finish(self, sequence: Sequence) -> None:
         """Finished or aborted, wherever it is."""
@@ -196,16 +294,3 @@ class Scheduler:
             self._release(sequence)
         elif sequence in self.waiting:
             self.waiting.remove(sequence)
-
-
-def _usage(sequence: Sequence, lease: Admission) -> PrefixCacheUsage:
-    zero = sequence.recovery == "zero"
-    restored = 0 if zero else lease.restored
-    return PrefixCacheUsage(
-        recovery=sequence.recovery,
-        matched_tokens=lease.matched,
-        restored_tokens=restored,
-        replayed_tokens=0,
-        reason=lease.reason,
-        cached_tokens=lease.matched if zero else restored,
-    )

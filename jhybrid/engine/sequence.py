@@ -5,8 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from ..cache.admission import Admission
 from .metrics import RequestClock
+from .recovery import Move, Recovery, Span
 from .request import PrefixCacheUsage, RecoveryName, Request, SamplingParams
 from .text_stream import TextStream
 
@@ -28,21 +32,45 @@ class Sequence:
     recovery: RecoveryName
     limit: int
     seed: int
+    replay_ratio: float = 0.0
     tokens: list[int] = field(default_factory=list)
     dispatched: int = 0
     pending: int = 0
     lease: Admission | None = None
     row: int = -1
     row_params: Any = None  # RowParams as numpy: what the request says about its draws
-    load_slot: int = -1  # where the first piece after admission reads its state; -1: zeros
+    load_slot: int = -1  # where the next piece reads its state; -1: zeros
+    restore: Move | None = None  # of a compressed state, not dispatched yet
+    replay_until: int | None = None  # the depth up to which tokens only refresh what it omits
+    spans: list[Span] = field(default_factory=list)  # group inputs not planned to be replayed yet
+    kv_arrived: bool = True  # no KV of it is on its way from host memory
+    restore_after: int | None = None  # the depth at which a replay is to be restored over
     finished: bool = False
-    inexact: bool = False  # an approximate recovery: nothing computed here may be cached
+    inexact: bool = False  # nothing computed here may be cached
     usage: PrefixCacheUsage | None = None
     reported: bool = False  # usage and prompt log-probabilities went out
     prompt_logprobs: list = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.tokens = list(self.request.prompt_token_ids)
+        self._array, self._known = np.empty(self.limit, np.int32), 0
+
+    def start(self, recovery: Recovery) -> None:
+        """Admitted: where to begin, and from which state."""
+        self.dispatched, self.load_slot = recovery.start, recovery.load_slot
+        self.restore = recovery.restore
+        end = recovery.start + recovery.replay
+        self.replay_until = end if recovery.replay else None
+        self.spans = list(recovery.spans)
+        self.restore_after = recovery.spans[0][1] if recovery.restore_after else None
+        self.inexact = not recovery.cacheable
+
+    def prefix(self, length: int) -> NDArray[np.int32]:
+        """The first tokens as an array, to be read. Each is converted once."""
+        if self._known < length:
+            self._array[self._known : length] = self.tokens[self._known : length]
+            self._known = length
+        return self._array[:length]
 
     @property
     def params(self) -> SamplingParams:

@@ -9,17 +9,21 @@ import numpy as np
 
 from pallas_kernels import CONTINUE, Segments
 
-from ..batch import DecodeBatch, PrefillBatch
-from .model_runner import ModelRunner, bucket
+from ..batch import DecodeBatch, PrefillBatch, ReplayBatch
+from ..cache.input_pages import InputPages
+from .buckets import bucket
+from .model_runner import ModelRunner
 from .request import MAX_LOGIT_BIAS
 from .sampler import MAX_BANNED, RowParams, SampleMode
-from .scheduler import Piece
+from .scheduler import Piece, Replay
 from .sequence import Sequence
 
 MOST = np.iinfo(np.int32).max  # rows are int32; a count beyond it means the same
 
 
-def prefill_inputs(runner: ModelRunner, pieces: list[Piece]) -> tuple[PrefillBatch, np.ndarray]:
+def prefill_inputs(
+    runner: ModelRunner, pieces: list[Piece], inputs: InputPages | None
+) -> tuple[PrefillBatch, np.ndarray]:
     """The packed batch, and the row that draws at each sequence's end (-1: none)."""
     buckets = runner.buckets
     tokens = bucket(buckets.prefill_tokens, sum(p.end - p.start for p in pieces))
@@ -33,11 +37,15 @@ def prefill_inputs(runner: ModelRunner, pieces: list[Piece]) -> tuple[PrefillBat
         assert lease is not None
         size = piece.end - piece.start
         positions = np.arange(piece.start, piece.end, dtype=np.int32)
-        batch.token_ids[at : at + size] = sequence.tokens[piece.start : piece.end]
+        batch.token_ids[at : at + size] = sequence.prefix(piece.end)[piece.start :]
         batch.positions[at : at + size] = positions
-        table = np.array(lease.page_table, np.int32)
+        table = lease.page_table
         slots = _kv_slots(table, positions, runner.page_size)
-        batch.kv_slots[at : at + size] = np.where(positions >= lease.write_from, slots, -1)
+        written = positions >= lease.write_from
+        batch.kv_slots[at : at + size] = np.where(written, slots, -1)
+        if inputs is not None:
+            slots = _input_slots(inputs, table, positions, runner.page_size)
+            batch.input_slots[at : at + size] = np.where(written, slots, -1)
         batch.page_table[n, : len(table)] = table
         batch.cu_seqlens[n + 1 :] = at + size
 
@@ -54,27 +62,59 @@ def prefill_inputs(runner: ModelRunner, pieces: list[Piece]) -> tuple[PrefillBat
     return batch.replace(segments=Segments(cu, load, store)), rows
 
 
-def decode_inputs(runner: ModelRunner, sequences: list[Sequence]) -> tuple[DecodeBatch, np.ndarray]:
+def replay_inputs(runner: ModelRunner, replays: list[Replay], inputs: InputPages) -> ReplayBatch:
+    tokens = bucket(runner.buckets.prefill_tokens, sum(r.end - r.start for r in replays))
+    batch: Any = runner.empty_replay(tokens)
+    at = 0
+    for n, replay in enumerate(replays):
+        sequence, lease = replay.sequence, replay.sequence.lease
+        assert lease is not None
+        size = replay.end - replay.start
+        positions = np.arange(replay.start, replay.end, dtype=np.int32)
+        batch.token_ids[at : at + size] = sequence.prefix(replay.end)[replay.start :]
+        slots = _input_slots(inputs, lease.page_table, positions, runner.page_size)
+        batch.input_slots[at : at + size] = slots
+        at += size
+        batch.segments.cu[n + 1 :] = at
+        batch.segments.load[n], batch.segments.store[n] = replay.load_slot, lease.slot
+    return batch
+
+
+def decode_inputs(
+    runner: ModelRunner, sequences: list[Sequence], inputs: InputPages | None
+) -> tuple[DecodeBatch, np.ndarray]:
     """The batch (tokens are on the device) and the row of each sequence."""
-    size = bucket(runner.buckets.decode, len(sequences))
+    size, count = bucket(runner.buckets.decode, len(sequences)), len(sequences)
     batch: Any = runner.empty_decode(size)
     rows = np.full(size, -1, np.int32)
+    rows[:count] = [s.row for s in sequences]
+    positions = np.array([s.dispatched for s in sequences], np.int32)
+    batch.positions[:count] = positions
     for n, sequence in enumerate(sequences):
-        lease = sequence.lease
-        assert lease is not None
-        position = sequence.dispatched
-        table = lease.page_table
-        rows[n] = sequence.row
-        batch.positions[n] = position
+        assert sequence.lease is not None
+        table = sequence.lease.page_table
         batch.page_table[n, : len(table)] = table
-        page = table[position // runner.page_size]
-        batch.kv_slots[n] = page * runner.page_size + position % runner.page_size
-        batch.state_slots[n] = lease.slot
+        batch.state_slots[n] = sequence.lease.slot
+    page_size = runner.page_size
+    pages = batch.page_table[np.arange(count), positions // page_size]
+    batch.kv_slots[:count] = pages * page_size + positions % page_size
+    if inputs is not None:
+        companions, offsets = inputs.of(pages), positions % page_size
+        slots = np.where(companions >= 0, companions * page_size + offsets, -1)
+        batch.input_slots[:count] = slots
     return batch, rows
 
 
 def _kv_slots(table: np.ndarray, positions: np.ndarray, page_size: int) -> np.ndarray:
     return table[positions // page_size] * page_size + positions % page_size
+
+
+def _input_slots(
+    inputs: InputPages, table: np.ndarray, positions: np.ndarray, page_size: int
+) -> np.ndarray:
+    """Where the group inputs of each position are, -1 where they are not kept."""
+    companions = inputs.of(table[positions // page_size])
+    return np.where(companions >= 0, companions * page_size + positions % page_size, -1)
 
 
 def draw_mode(sequences: list[Sequence]) -> SampleMode:

@@ -6,6 +6,7 @@ Each is one call whatever the batch: from zero, over packed segments, or one tok
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import NamedTuple
 
 import jax
 from jax import Array
@@ -23,8 +24,15 @@ from pallas_kernels import (
     unpack,
 )
 
-from ..batch import Batch, Caches, DecodeBatch, DenseBatch, PrefillBatch
+from ..batch import Batch, Caches, DecodeBatch, DenseBatch, PrefillBatch, ReplayBatch
 from ..config import LinearAttentionConfig
+
+
+class RuleInputs(NamedTuple):
+    """What the recurrence of one layer reads; W is the config's `conv_width`."""
+
+    qkv: Float[Array, "*B Hk W"]
+    gates: Gates
 
 
 def convolve(
@@ -32,14 +40,14 @@ def convolve(
     conv_weight: Float[Array, "Hk W J"],
     caches: Caches | None,
     layer: int,
-    batch: Batch,
+    batch: Batch | ReplayBatch,
 ) -> tuple[Float[Array, "*B Hk W"], Caches | None]:
     """Short convolution with silu of the first W channels of every key head, windows carried as
     the batch asks."""
     match batch:
         case DenseBatch():
             return dense_causal_conv1d(x, conv_weight), caches
-        case PrefillBatch():
+        case PrefillBatch() | ReplayBatch():
             assert caches is not None
             y, pool = ragged_causal_conv1d(x, conv_weight, caches.conv, layer, batch.segments)
         case DecodeBatch():
@@ -49,14 +57,14 @@ def convolve(
 
 
 def delta_rule(
-    qkv: Float[Array, "*B Hk W"],
-    gates: Gates,
+    inputs: RuleInputs,
     caches: Caches | None,
     layer: int,
     batch: Batch,
     config: LinearAttentionConfig,
 ) -> tuple[Float[Array, "*B H V"], Caches | None]:
-    """The recurrence, states carried as the batch asks; W is `config.conv_width`."""
+    """The recurrence, states carried as the batch asks."""
+    qkv, gates = inputs
     activation = gate_activation(config)
     match batch:
         case DenseBatch():

@@ -19,10 +19,10 @@ from jaxtyping import Float
 from pallas_kernels import Gates
 from pallas_kernels.precision import working_dtype
 
-from ..batch import Batch, Caches
+from ..batch import Batch, Caches, ReplayBatch
 from ..config import LinearAttentionConfig
 from ..params import ParamSpec, scale, weight
-from .delta_rule import convolve, delta_rule
+from .delta_rule import RuleInputs, convolve, delta_rule
 from .linear import project, reduce_project
 from .norm import Normed, rms_norm
 
@@ -68,17 +68,40 @@ def gated_delta_net(
     config: LinearAttentionConfig,
 ) -> tuple[Float[Array, "*B D"], Caches | None]:
     """One mixer; `layer` counts the linear layers. Caches are None for a DenseBatch."""
+    inputs, z, caches = gated_delta_net_inputs(params, x, caches, layer, batch, config)
+    o, caches = delta_rule(inputs, caches, layer, batch, config)
+    return gated_delta_net_output(params, o, z, config), caches
+
+
+def gated_delta_net_inputs(
+    params: GatedDeltaNetParams,
+    x: Float[Array, "*B D"] | Normed,
+    caches: Caches | None,
+    layer: int,
+    batch: Batch | ReplayBatch,
+    config: LinearAttentionConfig,
+) -> tuple[RuleInputs, Float[Array, "*B Hk RV"], Caches | None]:
+    """What the recurrence reads, and the output gate z that waits for its result."""
     lead = x.shape[:-1]
     mixed = project(x, params.qkvz)  # [..., Hk, W + R V]
-    key_heads, group = params.A_log.shape
     z = mixed[..., config.conv_width :]
     logits = project(x, params.ba, dtype=working_dtype(x))
     beta, decay = (logits[..., n, :, :].reshape(*lead, -1) for n in range(2))
     gates = Gates(decay, beta, params.A_log.reshape(-1), params.dt_bias.reshape(-1))
 
     qkv, caches = convolve(mixed, params.conv, caches, layer, batch)
-    o, caches = delta_rule(qkv, gates, caches, layer, batch, config)
-    o = rms_norm(o.astype(beta.dtype), params.norm, config.norm_eps)
-    o = o.reshape(*lead, key_heads, group, config.value_dim)
+    return RuleInputs(qkv, gates), z, caches
+
+
+def gated_delta_net_output(
+    params: GatedDeltaNetParams,
+    o: Float[Array, "*B H V"],
+    z: Float[Array, "*B Hk RV"],
+    config: LinearAttentionConfig,
+) -> Float[Array, "*B D"]:
+    """The recurrence's result normalised, gated and projected back to the model's width."""
+    key_heads, group = params.A_log.shape
+    o = rms_norm(o.astype(working_dtype(z)), params.norm, config.norm_eps)
+    o = o.reshape(*z.shape[:-2], key_heads, group, config.value_dim)
     o = o * jax.nn.silu(z.reshape(o.shape).astype(o.dtype))
-    return reduce_project(o.astype(x.dtype), params.out), caches
+    return reduce_project(o.astype(z.dtype), params.out)

@@ -20,10 +20,10 @@ from jaxtyping import Float
 from pallas_kernels import Gates
 from pallas_kernels.precision import working_dtype
 
-from ..batch import Batch, Caches
+from ..batch import Batch, Caches, ReplayBatch
 from ..config import LinearAttentionConfig
 from ..params import ParamSpec, scale, weight
-from .delta_rule import convolve, delta_rule
+from .delta_rule import RuleInputs, convolve, delta_rule
 from .linear import project, reduce_project
 from .norm import Normed, rms_norm
 
@@ -92,13 +92,36 @@ def kimi_delta_attention(
     config: LinearAttentionConfig,
 ) -> tuple[Float[Array, "*B D"], Caches | None]:
     """One mixer; `layer` counts the linear layers. Caches are None for a DenseBatch."""
+    inputs, caches = kimi_delta_attention_inputs(params, x, caches, layer, batch, config)
+    o, caches = delta_rule(inputs, caches, layer, batch, config)
+    return kimi_delta_attention_output(params, o, x, config), caches
+
+
+def kimi_delta_attention_inputs(
+    params: KimiDeltaAttentionParams,
+    x: Float[Array, "*B D"] | Normed,
+    caches: Caches | None,
+    layer: int,
+    batch: Batch | ReplayBatch,
+    config: LinearAttentionConfig,
+) -> tuple[RuleInputs, Caches | None]:
+    """What the recurrence reads."""
     work = working_dtype(x)
     z = project(project(x, params.decay_down), params.decay_up, dtype=work)  # [..., H, K]
     gates = Gates(z, project(x, params.beta, dtype=work), params.A_log, params.dt_bias)
-
     qkv, caches = convolve(project(x, params.qkv), params.conv, caches, layer, batch)
-    o, caches = delta_rule(qkv, gates, caches, layer, batch, config)
+    return RuleInputs(qkv, gates), caches
+
+
+def kimi_delta_attention_output(
+    params: KimiDeltaAttentionParams,
+    o: Float[Array, "*B H V"],
+    x: Float[Array, "*B D"] | Normed,
+    config: LinearAttentionConfig,
+) -> Float[Array, "*B D"]:
+    """The recurrence's result normalised, gated by the mixer's input x and projected back."""
+    work = working_dtype(x)
     o = rms_norm(o.astype(work), params.norm, config.norm_eps)
     inner = x if params.gate_down is None else project(x, params.gate_down)
     o = o * jax.nn.sigmoid(project(inner, params.gate_up, dtype=work))
-    return reduce_project(o.astype(x.dtype), params.out), caches
+    return reduce_project(o.astype(x.dtype), params.out)

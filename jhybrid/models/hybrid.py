@@ -18,7 +18,7 @@ from jaxtyping import Float, Int32
 
 from pallas_kernels.precision import working_dtype
 
-from ..batch import Batch, Caches, PrefillBatch
+from ..batch import Batch, Caches, DenseBatch, PrefillBatch
 from ..config import AttentionConfig, LatentAttentionConfig, ModelConfig, NormPlacement
 from ..layers.attention_residuals import (
     ResidualMixParams,
@@ -51,6 +51,8 @@ from ..layers.multi_head_latent_attention import (
 from ..layers.norm import Normed, rms_norm
 from ..params import ParamSpec, partition_specs, scale, weight
 from ..sharding import AXIS
+from .group_inputs import group_input_specs, write_group_inputs
+from .groups import groups
 
 LinearMixer = GatedDeltaNetParams | KimiDeltaAttentionParams
 FullMixer = GatedAttentionParams | LatentAttentionParams
@@ -127,8 +129,18 @@ def _mix_specs(config: ModelConfig) -> ResidualMixParams | None:
     return None if config.residual_block is None else residual_mix_specs(config.hidden_size)
 
 
-def cache_specs(config: ModelConfig, pages: int, page_size: int, slots: int) -> Any:
-    """The caches of a model with a ParamSpec at every leaf (shapes, dtypes, shardings, bytes)."""
+def cache_specs(
+    config: ModelConfig,
+    pages: int,
+    page_size: int,
+    slots: int,
+    input_pages: int = 0,
+    input_dtype: Any = None,
+) -> Any:
+    """The caches of a model with a ParamSpec at every leaf (shapes, dtypes, shardings, bytes).
+
+    Without `input_pages` they keep no group inputs; `input_dtype` None keeps the model's.
+    """
     full, linear = config.full, config.linear
     keys: Any
     values: Any
@@ -149,7 +161,10 @@ def cache_specs(config: ModelConfig, pages: int, page_size: int, slots: int) -> 
     conv: Any = ParamSpec(
         (*lead, linear.conv_size - 1, channels), (None, None, None, "key_heads"), "zeros"
     )
-    return Caches(keys=keys, values=values, recurrent=recurrent, conv=conv)
+    inputs: Any = None
+    if input_pages:
+        inputs = group_input_specs(config, input_pages, page_size, input_dtype)
+    return Caches(keys, values, recurrent, conv, inputs)
 
 
 def embed(params: ModelParams, token_ids: Int32[Array, ...]) -> Float[Array, "... D"]:
@@ -171,12 +186,19 @@ def forward(
 ) -> tuple[Float[Array, "*B D"], Caches | None]:
     """The residual stream after the last layer, before the final norm, and the new caches.
 
+    Caches with pages for them receive the group inputs of the batch's tokens.
     `remat` recomputes each layer in the backward pass (training).
     """
     x = embed(params, batch.token_ids)
     stored: tuple[Array, ...] = ()
+    keep = caches is not None and caches.group_inputs is not None
+    inputs = {g.layers[0]: g.stored for g in groups(config)} if keep else {}
     linear = full = 0
     for number, layer in enumerate(params.layers):
+        if (kept := inputs.get(number)) is not None:
+            assert caches is not None and not isinstance(batch, DenseBatch)
+            assert batch.input_slots is not None
+            caches = write_group_inputs(caches, kept, x, batch.input_slots)
         is_linear = isinstance(layer.mixer, LinearMixer)
         index = linear if is_linear else full
         linear, full = linear + is_linear, full + (not is_linear)
@@ -203,7 +225,7 @@ def decoder_layer(
     """One layer; `index` counts the layers that share its kind of cache."""
     h, caches = _mixer(layer, x, caches, index, batch, config)
     x = x + h
-    return x + _feed_forward(layer, x, config), caches
+    return x + feed_forward(layer, x, config), caches
 
 
 def mixed_layer(
@@ -222,7 +244,7 @@ def mixed_layer(
     h, caches = _mixer(layer, mixed, caches, index, batch, config)
     stored, x = ((*stored, x), h) if first else (stored, x + h)
     mixed = mix_residuals(layer.ffn_mix, stored, x, config.norm_eps)
-    return x + _feed_forward(layer, mixed, config), stored, caches
+    return x + feed_forward(layer, mixed, config), stored, caches
 
 
 def _mixer(
@@ -251,7 +273,7 @@ def _mixer(
     return rms_norm(h, layer.mixer_norm, config.norm_eps) if layer.norm == "post" else h, caches
 
 
-def _feed_forward(
+def feed_forward(
     layer: LayerParams, x: Float[Array, "*B D"], config: ModelConfig
 ) -> Float[Array, "*B D"]:
     """What the layer's feed-forward block adds to the residual stream."""
@@ -293,9 +315,11 @@ def model_partition(config: ModelConfig) -> ModelParams:
     return partition_specs(model_specs(config))
 
 
-def cache_partition(config: ModelConfig) -> Caches:
+def cache_partition(
+    config: ModelConfig, *, group_inputs: bool = False, input_dtype: Any = None
+) -> Caches:
     """PartitionSpecs of the caches."""
-    return partition_specs(cache_specs(config, 1, 1, 1))
+    return partition_specs(cache_specs(config, 1, 1, 1, int(group_inputs), input_dtype))
 
 
 REPLICATED = PartitionSpec()
@@ -307,6 +331,7 @@ __all__ = [
     "cache_specs",
     "decoder_layer",
     "embed",
+    "feed_forward",
     "forward",
     "last_hidden",
     "logits",

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jaxtyping import Float, Int32
 
-from ..ragged import Segments
+from ..ragged import Segments, owner
 from ..triton import Implementation, use_pallas
 from . import decode, prefill, reference
 from .inputs import SOFTPLUS, Activation, Gates, unpack, value_dim_of
@@ -44,18 +44,24 @@ def ragged_gated_delta_rule(
 ) -> tuple[Float[Array, "T H V"], Float[Array, "S L H K V"]]:
     """A packed ragged batch; states come from and go to slots of `pool[:, layer]`.
 
-    `qkv` holds for each key head its query, its key and the values of its group.
+    `qkv` holds for each key head its query, its key and the values of its group. With a `layer` for
+    each segment, `A_log` and `dt_bias` are of all layers of the pool, [L, H] and [L, H, *K].
     `chunk_size` and `precision` are of the XLA form, whose chunks are short since every segment may
     waste most of one; the kernels choose theirs by dtype.
     """
+    layers = jnp.broadcast_to(jnp.asarray(layer, jnp.int32), segments.load.shape)
+    several = gates.A_log.ndim > 1
     if choose_pallas(implementation, qkv, pool):
-        layers = jnp.broadcast_to(jnp.asarray(layer, jnp.int32), segments.load.shape)
-        sets = gates._replace(A_log=gates.A_log[None], dt_bias=gates.dt_bias[None])
+        one = gates._replace(A_log=gates.A_log[None], dt_bias=gates.dt_bias[None])
+        sets, chosen = (gates, layers) if several else (one, None)
         o, pool = prefill.ragged_prefill(
-            qkv, sets, pool, layers, None, segments, activation, interpret=interpret
+            qkv, sets, pool, layers, chosen, segments, activation, interpret=interpret
         )
         assert o is not None
         return o, pool
+    if several:
+        of_token = layers[owner(segments.cu, qkv.shape[0])]
+        gates = gates._replace(A_log=gates.A_log[of_token], dt_bias=gates.dt_bias[of_token])
     five = unpack(qkv, gates, pool.shape[3], activation)
     return reference.ragged_gated_delta_rule(
         *five, pool, layer, segments, chunk_size=chunk_size, precision=precision

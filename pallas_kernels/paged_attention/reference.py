@@ -19,11 +19,11 @@ NEVER = -1e30  # finite, so that a row with nothing visible stays free of NaN
 
 
 def write_pages(
-    pages: Float[Array, "P L page Hkv D"],
+    pages: Float[Array, "P L page ..."],
     layer: int,
-    rows: Float[Array, "T Hkv D"],
+    rows: Float[Array, "T ..."],
     kv_slots: Int32[Array, " T"],
-) -> Float[Array, "P L page Hkv D"]:
+) -> Float[Array, "P L page ..."]:
     """Rows written at `kv_slots` (page * page_size + offset); negative ones are dropped."""
     count, _, size = pages.shape[:3]
     page = or_outside(jnp.where(kv_slots >= 0, kv_slots // size, -1), count)

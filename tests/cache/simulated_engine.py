@@ -1,18 +1,20 @@
 """An engine without a model: it writes tokens where a real one would write KV and states.
 
-A page cell holds the token whose KV it is, a slot the tokens its state has consumed. So whatever
-the cache says can be checked by reading it.
+A page cell holds the token whose KV it is, a slot the tokens its state has consumed, a compressed
+slot likewise. So whatever the cache says can be checked by reading it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from jhybrid.cache.admission import Admission
 from jhybrid.cache.cache_manager import CacheManager
+from jhybrid.cache.tiers import Demotion
 
 UNWRITTEN = -1
 
@@ -32,10 +34,20 @@ class SimulatedEngine:
     """Runs requests on a CacheManager and checks what it reads. `reserve` is the slot floor."""
 
     def __init__(
-        self, total_pages=64, page_size=4, total_slots=8, checkpoint_interval=8, reserve=0
+        self,
+        total_pages=64,
+        page_size=4,
+        total_slots=8,
+        checkpoint_interval=8,
+        reserve=0,
+        **tiers: Any,
     ):
-        self.manager = CacheManager(total_pages, page_size, total_slots, checkpoint_interval)
+        self.manager = CacheManager(
+            total_pages, page_size, total_slots, checkpoint_interval, **tiers
+        )
         self.reserve = reserve
+        self.packed: list[tuple[int, ...] | None] = [None] * tiers.get("compressed_slots", 0)
+        self.packing: list[Demotion] = []  # packed, and not committed
         self.pages = np.full((total_pages, page_size), UNWRITTEN)
         self.slots: list[tuple[int, ...] | None] = [None] * total_slots
         self.running: list[Running] = []
@@ -83,13 +95,25 @@ class SimulatedEngine:
             self.manager.commit_prefix(lease, request.tokens[:end])
         return True
 
+    def pack(self, most: int = 100) -> int:
+        """Takes demotions and writes their compressed slots; how many."""
+        taken = self.manager.take_demotions(most)
+        for demotion in taken:
+            self.packed[demotion.target] = self.slots[demotion.source]
+        self.packing += taken
+        return len(taken)
+
+    def settle(self) -> None:
+        """Commits what is packed and has no readers."""
+        self.packing = [d for d in self.packing if not self.manager.commit_demotion(d)]
+
     def finish(self, request: Running, donate=True) -> None:
         self.running.remove(request)
         depth = request.done if request.started else 0
         self.manager.finish(request.lease, request.tokens[:depth], donate)
 
     def run(self, tokens: Sequence[int], answer: Sequence[int] = ()) -> Admission:
-        """One request alone from admission to finish; returns its admission."""
+        """One request alone from admission to finish, demotions included; its admission."""
         request = self.admit(tokens, tokens_total=len(tokens) + len(answer))
         assert request is not None
         assert self.step(request, request.prompt_len)
@@ -97,9 +121,11 @@ class SimulatedEngine:
             request.tokens.append(token)
             assert self.step(request, len(request.tokens), commit=False)
         self.finish(request)
+        while self.pack():
+            self.settle()
         return request.lease
 
-    def spelled(self, page_table: Sequence[int], length: int) -> list[int]:
+    def spelled(self, page_table: Any, length: int) -> list[int]:
         return self.pages[page_table].reshape(-1)[:length].tolist()
 
     def check_lease(self, request: Running) -> None:
@@ -113,9 +139,16 @@ class SimulatedEngine:
         if request.started:
             assert self.slots[lease.slot] == tuple(request.tokens[: request.done])
         elif lease.restored:
-            assert self.slots[lease.source_slot] == tuple(request.tokens[: lease.restored])
+            assert self.source(lease) == tuple(request.tokens[: lease.restored])
         else:
-            assert lease.source_slot == -1
+            assert lease.source is None
+
+    def source(self, lease: Admission) -> tuple[int, ...] | None:
+        """What the state holds that the request is to start from."""
+        if lease.source is None:
+            return ()
+        compressed = lease.source.representation == "compressed"
+        return (self.packed if compressed else self.slots)[lease.source.slot]
 
     def check_all(self) -> dict[tuple[int, ...], bool]:
         """Reads everything cached and held. Returns the tree: prefix -> has a checkpoint."""
@@ -129,7 +162,8 @@ class SimulatedEngine:
             ends[node] = prefix = (*above, *node.tokens.tolist())
             assert self.spelled(tree.page_table(node).tolist(), node.end) == list(prefix)
             if node.checkpoint is not None and node.has_state:
-                assert self.slots[node.checkpoint.slot] == prefix
+                compressed = node.checkpoint.representation == "compressed"
+                assert (self.packed if compressed else self.slots)[node.checkpoint.slot] == prefix
         return {ends[node]: node.has_state for node in tree.walk()}
 
     def _start(self, request: Running) -> None:
@@ -137,8 +171,7 @@ class SimulatedEngine:
         lease = request.lease
         for src, dst in lease.page_copies:
             self.pages[dst] = self.pages[src]
-        source = self.slots[lease.source_slot] if lease.restored else ()
-        self.slots[lease.slot] = source
+        self.slots[lease.slot] = self.source(lease)
         lease.set_state_depth(lease.restored)
         request.started = True
         self.manager.release_source(lease)

@@ -18,11 +18,11 @@ def test_a_cold_admission_holds_a_slot_and_the_pages_asked_for():
     manager = CacheManager(8, 4, 2, 8)
     lease = manager.admit(range(10), 9, tokens_total=10)
     assert lease is not None
-    assert (lease.matched, lease.restored, lease.source_slot, lease.reason) == (0, 0, -1, None)
+    assert (lease.matched, lease.restored, lease.source, lease.reason) == (0, 0, None, None)
     assert len(lease.page_table) == 3 and lease.page_copies == [] and lease.write_from == 0
     stats = manager.stats()
-    assert stats.kv_pages == PoolCounts(8, free=5, tree=0, running=3)
-    assert stats.native_slots == PoolCounts(2, free=1, tree=0, running=1)
+    assert stats.pools["kv_pages"] == PoolCounts(8, free=5, tree=0, running=3)
+    assert stats.pools["native_slots"] == PoolCounts(2, free=1, tree=0, running=1)
 
 
 def test_a_hit_shares_full_pages_and_copies_the_one_it_ends_in():
@@ -35,9 +35,9 @@ def test_a_hit_shares_full_pages_and_copies_the_one_it_ends_in():
     assert hit is not None
     lease = hit.lease
     assert (lease.matched, lease.restored, lease.write_from) == (10, 10, 10)
-    assert lease.page_table[:2] == owned[:2] and lease.page_table[2] != owned[2]
+    assert lease.page_table[:2].tolist() == owned[:2] and lease.page_table[2] != owned[2]
     assert lease.page_copies == [(owned[2], lease.page_table[2])]
-    assert lease.source_slot != lease.slot
+    assert lease.source is not None and lease.source.slot != lease.slot
     assert engine.step(hit, 11)
     assert lease.page_copies == []
 
@@ -85,7 +85,7 @@ def test_what_cannot_help_is_not_evicted():
     assert busy is not None
     assert engine.admit([80, 81], tokens_total=20) is None
     assert not engine.manager.grow(busy.lease, 100)
-    assert engine.manager.stats().evictions == {"kv_pages": 0, "native_slots": 0}
+    assert not any(engine.manager.stats().evictions.values())
 
 
 def test_admission_makes_room_but_not_of_what_it_matched():
@@ -117,7 +117,7 @@ def test_a_hit_is_a_use_and_what_nobody_hits_goes_first():
 def test_alone_a_request_does_without_a_hit_that_takes_its_room():
     engine = SimulatedEngine(total_slots=1)
     engine.run(range(8))
-    assert engine.manager.stats().native_slots.tree == 1
+    assert engine.manager.stats().pools["native_slots"].tree == 1
     lease = engine.run([*range(8), 9])
     assert (lease.matched, lease.reason) == (0, "no_room")
 
@@ -132,7 +132,7 @@ def test_alone_a_request_grows_over_its_own_cached_prefix():
     assert engine.step(request, 16)  # every page: the tree's copy of [4, 6) had to go
     engine.check_all()
     engine.finish(request)
-    assert engine.manager.stats().kv_pages == PoolCounts(4, free=0, tree=4, running=0)
+    assert engine.manager.stats().pools["kv_pages"] == PoolCounts(4, free=0, tree=4, running=0)
 
 
 def test_reserved_slots_leave_the_floor_and_evict_the_oldest():
@@ -140,7 +140,7 @@ def test_reserved_slots_leave_the_floor_and_evict_the_oldest():
     for first in (1, 2, 3):
         engine.run([first] * 2)  # a checkpoint at 1 and at 2: six, of which four stay
     manager = engine.manager
-    assert manager.stats().native_slots == PoolCounts(4, free=0, tree=4, running=0)
+    assert manager.stats().pools["native_slots"] == PoolCounts(4, free=0, tree=4, running=0)
     slots = manager.reserve_checkpoint_slots(9, reserve=1)
     assert len(slots) == 3
     assert manager.reserve_checkpoint_slots(1, reserve=1) == []
@@ -192,9 +192,9 @@ def test_twins_that_ran_side_by_side_end_up_on_the_same_pages():
     for twin in twins:
         assert twin is not None and engine.step(twin, 10)
         engine.check_all()
-    one, two = (twin.lease.page_table for twin in twins if twin)
+    one, two = (twin.lease.page_table.tolist() for twin in twins if twin)
     assert one[:2] == two[:2] and one[2] != two[2]
-    assert engine.manager.stats().kv_pages.running == 1  # the second's page for [8, ...)
+    assert engine.manager.stats().pools["kv_pages"].running == 1  # the second's page for [8, ...)
 
 
 def test_finish_donates_the_slot_only_with_the_depth_of_its_state():
@@ -207,11 +207,12 @@ def test_finish_donates_the_slot_only_with_the_depth_of_its_state():
         slot = lease.slot
         commit = manager.finish(lease, range(6))
         assert commit.new == 6 and (commit.refused is None) == bool(given)
-        assert manager.stats().native_slots.tree == given
-        assert manager.stats().kv_pages == PoolCounts(8, free=6, tree=2, running=0)
+        assert manager.stats().pools["native_slots"].tree == given
+        assert manager.stats().pools["kv_pages"] == PoolCounts(8, free=6, tree=2, running=0)
         again = manager.admit(range(8), 7)
         assert again is not None
-        assert (again.restored, again.source_slot) == ((6, slot) if given else (0, -1))
+        source = again.source.slot if again.source else None
+        assert (again.restored, source) == ((6, slot) if given else (0, None))
         manager.check_integrity()
 
 
@@ -220,9 +221,9 @@ def test_finish_without_donation_leaves_nothing():
     request = engine.admit(range(8), tokens_total=8)
     assert request is not None and engine.step(request, 8, commit=False)
     engine.manager.flush()
-    before = engine.manager.stats().kv_pages.tree
+    before = engine.manager.stats().pools["kv_pages"].tree
     engine.finish(request, donate=False)
-    assert engine.manager.stats().kv_pages.tree <= before
+    assert engine.manager.stats().pools["kv_pages"].tree <= before
     with pytest.raises(RuntimeError, match="finished"):
         engine.manager.finish(request.lease, [])
     with pytest.raises(RuntimeError, match="finished"):
@@ -263,7 +264,7 @@ def test_a_wrong_recount_raises_with_the_numbers():
     manager = CacheManager(4, 4, 2, 8)
     lease = manager.admit(range(4), 3, tokens_total=4)
     assert lease is not None
-    lease.page_table.append(3)
+    lease.page_table = np.append(lease.page_table, np.int32(3))
     with pytest.raises(RuntimeError, match="page 3 has 0, counted 1"):
         manager.check_integrity()
 
@@ -343,8 +344,8 @@ def test_admitted_and_never_run_leaks_nothing():
         assert request is not None
         engine.finish(request)
     after = engine.manager.stats()
-    assert after.native_slots == before.native_slots
-    assert after.kv_pages.running == 0
+    assert after.pools["native_slots"] == before.pools["native_slots"]
+    assert after.pools["kv_pages"].running == 0
     engine.check_all()
 
 
@@ -357,7 +358,7 @@ def test_what_does_not_fit_waits_and_leaks_nothing():
         assert engine.admit([*range(n % 20), 77], tokens_total=40) is None
     assert engine.manager.stats() == before
     engine.finish(busy)
-    assert engine.manager.stats().kv_pages.running == 0
+    assert engine.manager.stats().pools["kv_pages"].running == 0
     engine.check_all()
 
 
@@ -376,7 +377,7 @@ def test_four_slots_serve_thirty_two_requests():
             else:
                 assert engine.step(request, min(request.done + 5, len(request.tokens)))
         engine.check_all()
-    assert engine.manager.stats().native_slots.running == 0
+    assert engine.manager.stats().pools["native_slots"].running == 0
 
 
 def test_many_sessions_keep_their_newest_states():

@@ -56,6 +56,12 @@ class Workload:
         else:
             self.evicted = True  # as far as the dictionary is concerned
             self.manager.flush()
+        if self.rng.random() < 0.5:
+            self.engine.pack(self.rng.randint(0, 2))
+        if self.rng.random() < 0.4:
+            self.engine.settle()
+        elif self.engine.packing and self.rng.random() < 0.1:
+            self.manager.abort_demotion(self.engine.packing.pop())
         self.compare()
 
     def submit(self) -> None:
@@ -73,9 +79,12 @@ class Workload:
         if request is None:
             self.refused += 1
             # That it holds no page either is what the recount of references in `compare` says.
-            assert manager.stats().native_slots.running == before.native_slots.running
-            alone = not self.engine.running
-            assert not alone or -(-total // manager.page_size) > before.kv_pages.total
+            assert (
+                manager.stats().pools["native_slots"].running
+                == before.pools["native_slots"].running
+            )
+            alone = not self.engine.running and not manager.demoting
+            assert not alone or -(-total // manager.page_size) > before.pools["kv_pages"].total
             return
         lease = request.lease
         if lease.reason == "no_room":
@@ -95,10 +104,10 @@ class Workload:
             request.tokens.append(rng.choice((0, 1)))
         end = rng.randint(request.done + 1, min(len(request.tokens), request.done + 12))
         commit = rng.random() < 0.5
-        held = self.manager.stats().kv_pages
-        alone = len(self.engine.running) == 1 and request.started
+        held = self.manager.stats().pools["kv_pages"]
+        alone = len(self.engine.running) == 1 and request.started and not self.manager.demoting
         if not self.engine.step(request, end, commit):
-            after = self.manager.stats().kv_pages
+            after = self.manager.stats().pools["kv_pages"]
             assert after.running >= held.running and len(lease.page_table) <= after.total
             assert not alone or -(-end // self.manager.page_size) > after.total
             self.preempted += 1
@@ -166,17 +175,15 @@ class Workload:
         self.expected = actual
 
     def _watch_evictions(self) -> None:
-        tree = self.manager._tree
-
         def watched(evict):
-            def call():
+            def call(*args):
                 self.evicted = True
-                return evict()
+                return evict(*args)
 
             return call
 
-        for name in ("evict_leaf", "evict_checkpoint"):
-            setattr(tree, name, watched(getattr(tree, name)))
+        for owner, name in ((self.manager._tree, "evict_leaf"), (self.manager._tiers, "evict")):
+            setattr(owner, name, watched(getattr(owner, name)))
 
 
 SIZES = [
@@ -186,6 +193,12 @@ SIZES = [
     dict(total_pages=4, page_size=16, total_slots=2, checkpoint_interval=8, reserve=0),
     dict(total_pages=32, page_size=4, total_slots=16, checkpoint_interval=4, reserve=2),
 ]
+TIERS = [
+    dict(total_pages=30, page_size=4, total_slots=4, checkpoint_interval=4, compressed_slots=3),
+    dict(total_pages=60, page_size=1, total_slots=2, checkpoint_interval=3, compressed_slots=1),
+    dict(total_pages=40, page_size=3, total_slots=7, checkpoint_interval=5)
+    | dict(compressed_slots=5, watermark=3, reserve=1),
+]
 
 
 @pytest.mark.parametrize("sizes", SIZES, ids=lambda s: "-".join(map(str, s.values())))
@@ -194,14 +207,35 @@ def test_random_requests_agree_with_a_dictionary(sizes):
     for _ in range(2100):
         load.operate()
     stats = load.manager.stats()
-    assert min(stats.evictions.values()) > 50 and load.hits > 5
+    assert min(stats.evictions[pool] for pool in ("kv_pages", "native_slots")) > 50
+    assert load.hits > 5
     assert load.refused > 50 and (load.preempted > 30 or sizes["total_slots"] <= 3)
+    finish(load)
 
+
+@pytest.mark.parametrize("sizes", TIERS, ids=lambda s: "-".join(map(str, s.values())))
+def test_random_requests_on_two_tiers_agree_with_a_dictionary(sizes):
+    load = Workload(seed=sizes["total_pages"], **sizes)
+    for _ in range(2100):
+        load.operate()
+    stats = load.manager.stats()
+    assert min(stats.evictions[pool] for pool in ("kv_pages", "compressed_slots")) > 50
+    assert load.hits > 5 and load.refused > 50
+    assert min(stats.demotions.values()) > 10
+    finish(load)
+
+
+def finish(load: Workload) -> None:
+    """Everything ends, and every page and slot is the tree's or free."""
+    sizes = load.manager.stats().pools
     for request in list(load.engine.running):
         load.end(request)
+    while load.manager.demoting:
+        load.engine.pack()
+        load.engine.settle()
     load.engine.check_all()
-    assert load.manager.stats().kv_pages.running == 0
-    assert load.manager.stats().native_slots.running == 0
+    pools = load.manager.stats().pools
+    assert [pool.running for pool in pools.values()] == [0] * len(pools)
     load.manager.flush()
-    assert load.manager.stats().kv_pages.free == sizes["total_pages"]
-    assert load.manager.stats().native_slots.free == sizes["total_slots"]
+    pools = load.manager.stats().pools
+    assert [pool.free for pool in pools.values()] == [pool.total for pool in sizes.values()]

@@ -10,6 +10,7 @@ import pytest
 from jhybrid.cache.allocator import PageAllocator, SlotAllocator
 from jhybrid.cache.radix_cache import RadixCache
 from jhybrid.cache.radix_node import Checkpoint, Insertion, Lock, Node, common_length
+from jhybrid.cache.tiers import CheckpointTiers
 
 PAGE = 4
 
@@ -20,7 +21,8 @@ class Bench:
     def __init__(self, total_pages: int = 64, total_slots: int = 16):
         self.pages = PageAllocator(total_pages)
         self.slots = SlotAllocator(total_slots)
-        self.cache = RadixCache(PAGE, self.pages, self.slots)
+        self.tiers = CheckpointTiers(self.slots)
+        self.cache = RadixCache(PAGE, self.pages, self.tiers)
         self.content = np.full((total_pages, PAGE), -1)
 
     def insert(self, tokens, state: bool = False, depth: int | None = None) -> Insertion:
@@ -40,6 +42,12 @@ class Bench:
         self.pages.release(table, "running")
         self.cache.check_integrity()
         return inserted
+
+    def evict_checkpoint(self) -> bool:
+        """Makes room for one more; False when every checkpoint is in use."""
+        before = self.slots.free
+        self.tiers.reclaim(before + 1)
+        return self.slots.free > before
 
     def spelled(self, pages, length: int) -> list[int]:
         """The tokens whose KV the page table holds."""
@@ -167,14 +175,14 @@ def test_an_evicted_checkpoint_leaves_kv_and_the_reason():
     bench = Bench()
     bench.insert([1, 2], state=True)
     bench.insert([1, 2, 3, 4], state=True)
-    assert bench.cache.evict_checkpoint()  # the older one
+    assert bench.evict_checkpoint()  # the older one
     match = bench.cache.match([1, 2, 3], 3)
     assert (match.length, match.restored, match.reason) == (3, 0, "evicted")
     assert bench.cache.match([1, 2, 3, 4], 4).reason is None
     assert bench.slots.counts().tree == 1
-    assert bench.cache.evict_checkpoint()
-    assert not bench.cache.evict_checkpoint()
-    assert bench.cache.evicted_checkpoints == 2
+    assert bench.evict_checkpoint()
+    assert not bench.evict_checkpoint()
+    assert bench.tiers.evicted["native_slots"] == 2
     assert bench.insert([1, 2], state=True).refused is None  # and it may come back
     assert bench.cache.match([1, 2], 2).restored == 2
 
@@ -187,9 +195,9 @@ def test_a_hit_refreshes_what_it_used_and_not_the_ancestors():
     lock = bench.cache.lock(bench.cache.match([1, 2], 2))
     bench.cache.touch(lock)
     bench.cache.unlock(lock)
-    assert bench.cache.evict_checkpoint()
+    assert bench.evict_checkpoint()
     assert bench.cache.match([1], 1).reason == "evicted"
-    assert bench.cache.evict_checkpoint()
+    assert bench.evict_checkpoint()
     assert bench.cache.match([7], 1).reason == "evicted"
     assert bench.cache.match([1, 2], 2).restored == 2
 
@@ -207,7 +215,7 @@ def test_kv_leaves_go_oldest_first_and_take_their_checkpoint():
     assert bench.slots.free == bench.slots.total
     assert bench.pages.free == bench.pages.total
     assert bench.cache.evict_leaf() is None
-    assert (bench.cache.evicted_pages, bench.cache.evicted_checkpoints) == (4, 1)
+    assert (bench.cache.evicted_pages, bench.tiers.evicted["native_slots"]) == (4, 1)
 
 
 def test_a_lock_pins_what_was_matched_and_nothing_deeper():
@@ -229,11 +237,11 @@ def test_a_locked_checkpoint_stays_while_others_go():
     bench.insert([1], state=True)
     bench.insert([2], state=True)
     lock = bench.cache.lock(bench.cache.match([1], 1))
-    assert bench.cache.evictable_checkpoints == 1
-    assert bench.cache.evict_checkpoint()
-    assert not bench.cache.evict_checkpoint()
+    assert bench.tiers.obtainable - bench.slots.free == 1
+    assert bench.evict_checkpoint()
+    assert not bench.evict_checkpoint()
     bench.cache.unlock_checkpoint(lock)
-    assert bench.cache.evict_checkpoint()
+    assert bench.evict_checkpoint()
     assert bench.cache.match([1], 1).length == 1
     bench.cache.unlock(lock)
 
@@ -281,7 +289,7 @@ def test_flush_keeps_only_what_is_in_use():
     bench.cache.unlock(lock)
     bench.cache.flush()
     assert bench.pages.free == bench.pages.total
-    assert bench.cache.evicted_checkpoints == 0
+    assert bench.tiers.evicted["native_slots"] == 0
 
 
 def test_edges_keep_no_python_object_per_token():
@@ -406,7 +414,7 @@ def test_random_operations_agree_with_a_dictionary_of_prefixes(seed):
             state = rng.random() < 0.6
             if state and not bench.slots.free:
                 naive.evict_state()
-                cache.evict_checkpoint()
+                bench.evict_checkpoint()
             if bench.pages.free >= -(-len(tokens) // PAGE) and (not state or bench.slots.free):
                 naive.insert(tokens, state)
                 bench.insert(tokens, state)
@@ -437,14 +445,14 @@ def test_random_operations_agree_with_a_dictionary_of_prefixes(seed):
             assert (cache.evict_leaf() is not None) == naive.evict_leaf()
         else:
             naive.evict_state()
-            cache.evict_checkpoint()
+            bench.evict_checkpoint()
         cache.check_integrity()
         ends = {}
         for node in cache.walk():
             parent = ends[node.parent] if node.start else ()
             ends[node] = (*parent, *node.tokens.tolist())
         assert {end: node.used for node, end in ends.items()} == naive.used
-        assert [ends[node] for node in cache._checkpoints] == naive.states
+        assert [ends[node] for node in bench.tiers.order] == naive.states
 
     for lock, _, _ in locks:
         cache.unlock(lock)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 
 from jhybrid.engine.engine import Engine
-from jhybrid.engine.request import PrefixCacheOptions, QueueFull
+from jhybrid.engine.request import PrefixCacheOptions, QueueFull, Request
 
 from .tiny import assert_greedy, assert_idle, oracle_logits, request, run, tiny_engine
 
@@ -236,7 +237,7 @@ def test_bad_requests_are_refused_by_field(engine: Engine) -> None:
         (request("negative", [-1]), "prompt"),
         (request("bias", [1], logit_bias={400: 1.0}), "logit_bias"),
         (request("stop", [1], stop_token_ids=[-3]), "stop_token_ids"),
-        (request("recovery", [1], prefix_cache=PrefixCacheOptions("anchored")), "prefix_cache"),
+        (request("recovery", [1], prefix_cache=PrefixCacheOptions("dasc-nr")), "prefix_cache"),
     ):
         with pytest.raises(ValueError, match=f"^{field}"):
             engine.add(bad)
@@ -254,8 +255,22 @@ def test_queue_is_bounded() -> None:
     assert_idle(engine)
 
 
-def test_nothing_compiles_once_warm(caplog: pytest.LogCaptureFixture) -> None:
-    engine = tiny_engine(max_running=2, max_prefill_tokens=32)
+def again(r: Request) -> Request:
+    """The same prompt and some more, so that it hits."""
+    params = replace(r.params, prompt_logprobs=None)
+    return replace(r, params=params, prompt_token_ids=(*r.prompt_token_ids, 1, 2, 3))
+
+
+@pytest.mark.parametrize("recovery", ["dense", "dasc-wr"])
+def test_nothing_compiles_once_warm(recovery: str, caplog: pytest.LogCaptureFixture) -> None:
+    engine = tiny_engine(
+        max_running=2,
+        max_prefill_tokens=32,
+        recovery=recovery,
+        slots=6,
+        compressed_slots=8,
+        watermark=2,
+    )
     for _ in engine.runner.warm_up():
         pass
     rng = np.random.default_rng(10)
@@ -275,16 +290,25 @@ def test_nothing_compiles_once_warm(caplog: pytest.LogCaptureFixture) -> None:
             for n, p in enumerate(prompts)
         ]
         run(engine, requests)
+        kinds = {r.usage.recovery for r in run(engine, [again(r) for r in requests]).values()}
+    assert recovery in kinds
     compiled = [r.message for r in caplog.records if "ompil" in r.message]
     assert compiled == []
     assert engine.metrics().compilations == before
 
 
 def test_steps_hold_no_second_copy_of_a_pool() -> None:
-    engine = tiny_engine(pages=20000, slots=4000, max_running=2, max_prefill_tokens=32)
+    engine = tiny_engine(
+        pages=20000,
+        slots=4000,
+        compressed_slots=8000,
+        w_max=16,
+        max_running=2,
+        max_prefill_tokens=32,
+    )
     smallest = min(engine.runner.pool_bytes().values())
     for call, size, args in engine.runner._warm_up_calls():
-        if call in ("prefill", "decode", "copy_pages"):
+        if call.startswith(("prefill", "decode", "copy_pages", "store_states", "load_states")):
             compiled = engine.runner._compile(call, args)
             temporary = compiled.memory_analysis().temp_size_in_bytes
             assert temporary < smallest / 4, (call, size, temporary)

@@ -15,9 +15,12 @@ from jhybrid.batch import DenseBatch
 from jhybrid.cache.cache_manager import CacheManager
 from jhybrid.config import AttentionConfig, LayerConfig, LinearAttentionConfig, ModelConfig
 from jhybrid.demo.tokenizer import build_tokenizer
+from jhybrid.engine.buckets import make_buckets
+from jhybrid.engine.compression import apply_plan, compress
 from jhybrid.engine.config import EngineConfig
 from jhybrid.engine.engine import Engine
-from jhybrid.engine.model_runner import ModelRunner, make_buckets
+from jhybrid.engine.memory import host_store, input_dtype, input_policy
+from jhybrid.engine.model_runner import ModelRunner
 from jhybrid.engine.request import Request, RequestUpdate, SamplingParams
 from jhybrid.models.hybrid import (
     REPLICATED,
@@ -28,7 +31,8 @@ from jhybrid.models.hybrid import (
     model_specs,
     sharded,
 )
-from jhybrid.params import init_params, is_spec
+from jhybrid.params import init_params, is_spec, shardings
+from jhybrid.retention.selection import RetentionPlan
 from jhybrid.sharding import make_mesh
 
 VOCAB = 272
@@ -85,6 +89,7 @@ class Tokenizer:
 
 
 def tiny_engine(
+    model: ModelConfig = TINY,
     *,
     tp: int = 1,
     pages: int = 400,
@@ -92,12 +97,14 @@ def tiny_engine(
     eos: frozenset[int] = frozenset(),
     **flags: Any,
 ) -> Engine:
-    """The tiny model behind an engine with small buckets; nothing is compiled ahead."""
-    specs, dtype = model_specs(TINY.for_tensor_parallel(tp)), flags.get("dtype") or "float32"
+    """A tiny model behind an engine with small buckets; nothing is compiled ahead."""
+    specs, dtype = model_specs(model.for_tensor_parallel(tp)), flags.get("dtype") or "float32"
+    params = tiny_params(model, tp=tp)
     params = jax.tree.map(
-        lambda s, x: jnp.asarray(x, s.dtype_in(dtype)), specs, tiny_params(tp=tp), is_leaf=is_spec
+        lambda s, x: jnp.asarray(x, s.dtype_in(dtype)), specs, params, is_leaf=is_spec
     )
-    return engine_of(params, TINY, tp=tp, pages=pages, slots=slots, eos=eos, **flags)
+    params = jax.device_put(params, shardings(specs, make_mesh(tp)))
+    return engine_of(params, model, tp=tp, pages=pages, slots=slots, eos=eos, **flags)
 
 
 def engine_of(
@@ -107,11 +114,18 @@ def engine_of(
     tp: int = 1,
     pages: int = 400,
     slots: int = 64,
+    compressed_slots: int = 64,
+    watermark: int = 0,
+    input_pages: int | None = None,
+    plan: RetentionPlan | None = None,
     eos: frozenset[int] = frozenset(),
     valid_vocab: int = VALID,
     **flags: Any,
 ) -> Engine:
-    """Any model's parameters (as `tp` ranks hold them) behind such an engine."""
+    """Any model's parameters (as `tp` ranks hold them) behind such an engine.
+
+    `plan` stands in for the one that `w_max` selects.
+    """
     settings = {
         "max_running": 4,
         "max_prefill_tokens": 64,
@@ -127,9 +141,14 @@ def engine_of(
         config.checkpoint_interval,
         CONTEXT // config.page_size,
     )
+    model, dtype = model.for_tensor_parallel(tp), jnp.dtype(config.dtype or "float32")
+    if plan is None:
+        params, compression = compress(params, model, config, dtype)
+    else:
+        params, compression = apply_plan(plan, params, model, config, dtype)
     runner = ModelRunner(
         params,
-        model.for_tensor_parallel(tp),
+        model,
         make_mesh(tp),
         buckets,
         pages=pages,
@@ -137,9 +156,24 @@ def engine_of(
         slots=slots,
         max_running=config.max_running,
         valid_vocab=valid_vocab,
-        dtype=jnp.dtype(config.dtype or "float32"),
+        dtype=dtype,
+        compression=compression,
+        compressed_slots=compressed_slots,
+        input_pages=input_pages or pages if config.group_inputs else 0,
+        input_dtype=input_dtype(config),
+        host=config.host_memory is not None,
     )
-    cache = CacheManager(pages, config.page_size, slots, config.checkpoint_interval)
+    cache = CacheManager(
+        pages,
+        config.page_size,
+        slots,
+        config.checkpoint_interval,
+        compressed_slots=compressed_slots if compression else 0,
+        lossless=compression is not None and compression.lossless,
+        watermark=watermark,
+        inputs=input_policy(config, input_pages or pages),
+        host=host_store(model, config, dtype),
+    )
     return Engine(
         runner,
         cache,
@@ -224,7 +258,7 @@ def assert_idle(engine: Engine) -> None:
     """Nothing runs, nothing waits, and every page and slot is free or the tree's."""
     m = engine.metrics()
     assert (m.running, m.waiting) == (0, 0)
-    for pool in ("kv_pages", "native_slots"):
+    for pool in ("kv_pages", "native_slots", "compressed_slots"):
         assert m.pools[pool]["running"] == 0, m.pools
     engine.cache.check_integrity()
 

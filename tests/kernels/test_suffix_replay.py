@@ -10,7 +10,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pallas_kernels import CONTINUE, NO_SLOT, Gates, Segments, suffix_replay
+from pallas_kernels import (
+    CONTINUE,
+    NO_SLOT,
+    Gates,
+    Segments,
+    ragged_gated_delta_rule,
+    suffix_replay,
+)
 from pallas_kernels.arg_specs import HEAD_SHAPES, HeadShape, segments_shape
 from pallas_kernels.gated_delta_rule.inputs import unpack
 
@@ -86,6 +93,35 @@ def test_states_of_several_layers(case: Case, implementation: Any, dtype: Any) -
     written = np.zeros(pool.shape[:2], bool)
     written[0, 2] = written[1, 0] = written[2, 0] = written[4] = True
     assert np.isnan(after[~written]).all()
+
+
+@pytest.mark.parametrize("implementation", ["xla", "pallas"])
+@pytest.mark.parametrize("case", [GDN, KDA], ids=["gdn", "kda"])
+def test_outputs_of_several_layers_are_those_of_each(case: Case, implementation: Any) -> None:
+    qkv, gates = packed(inputs(case, 130), jnp.float32)
+    rng = np.random.default_rng(6)
+    sets = gates._replace(
+        A_log=jnp.asarray(rng.uniform(-1, 1, (LAYERS, case.heads)), jnp.float32),
+        dt_bias=jnp.asarray(rng.uniform(-1, 1, (LAYERS, *gates.dt_bias.shape)), jnp.float32),
+    )
+    pool = jnp.tile(jnp.asarray(state_of(case), jnp.float32), (5, LAYERS, 1, 1, 1))
+    segments = Segments(*map(jnp.asarray, (CU, LOAD, STORE)))
+    layers = np.where(LAYER == 1, 0, LAYER)
+    run = functools.partial(
+        ragged_gated_delta_rule,
+        activation=ACTIVATION,
+        implementation=implementation,
+        interpret=implementation == "pallas",
+    )
+    found, after = jax.jit(run)(qkv, sets, pool, jnp.asarray(layers), segments)
+    of_token = np.repeat(layers, np.diff(CU))
+    for layer in (0, 2):
+        own = gates._replace(A_log=sets.A_log[layer], dt_bias=sets.dt_bias[layer])
+        alone, states = jax.jit(run, static_argnums=3)(qkv, own, pool, layer, segments)
+        mine = np.flatnonzero(of_token == layer)
+        assert_close("outputs", found[mine], alone[mine], F32_BOUND)
+        slots = STORE[(layers == layer) & (STORE >= 0)]
+        assert_close("states", after[slots, layer], states[slots, layer], F32_BOUND)
 
 
 @pytest.mark.parametrize("shape", HEAD_SHAPES.values(), ids=list(HEAD_SHAPES))

@@ -27,6 +27,7 @@ def url() -> Iterator[str]:
     """Address of a demo server of its own; it must end well when told to."""
     command = [sys.executable, "-m", "jhybrid.serve", "--port", "0", "--max-running", "8"]
     command += ["--max-prefill-tokens", "256", "--max-context", "4096"]
+    command += ["--group-inputs", "all", "--host-memory", "64MiB"]
     command += ["--compilation-cache", str(ROOT / "build" / "xla")]
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
     watchdog = threading.Timer(START_SECONDS, process.kill)
@@ -47,9 +48,15 @@ def client(url: str) -> Iterator[OpenAI]:
         yield client
 
 
-def ask(client: OpenAI, messages: list, max_tokens: int = 40) -> Any:
+def ask(
+    client: OpenAI, messages: list, max_tokens: int = 40, cache: dict[str, Any] | None = None
+) -> Any:
     return client.chat.completions.create(
-        model="demo", messages=messages, max_tokens=max_tokens, temperature=0
+        model="demo",
+        messages=messages,
+        max_tokens=max_tokens,
+        temperature=0,
+        extra_body={"prefix_cache": cache} if cache else None,
     )
 
 
@@ -73,6 +80,55 @@ def test_ten_turns_prefill_only_what_is_new(client: OpenAI) -> None:
             assert prefilled <= usage.prompt_tokens - known + 16
         known = usage.prompt_tokens + usage.completion_tokens - 1
         messages.append({"role": "assistant", "content": answer.choices[0].message.content})
+
+
+def test_tail_replay_reuses_all_that_matches_in_turns_and_branches(
+    url: str, client: OpenAI
+) -> None:
+    """Dense goes back to the last checkpoint where a branch is new; tail-replay does not."""
+    assert httpx.post(f"{url}/flush_cache").status_code == 200
+    cache = {"recovery": "tail-replay", "replay_ratio": 0.25}
+    messages, known = [], 0
+    for turn in range(6):
+        messages.append({"role": "user", "content": f"This is turn {turn}. Tell me something."})
+        answer = ask(client, messages, cache=cache)
+        usage, used = answer.usage, answer.usage.prefix_cache
+        assert usage.prompt_tokens_details.cached_tokens == used["matched_tokens"]
+        if turn:
+            assert (used["recovery"], used["reason"]) == ("tail-replay", None)
+            assert used["matched_tokens"] >= known
+            assert used["replayed_tokens"] == -(-used["matched_tokens"] // 4)
+        known = usage.prompt_tokens + usage.completion_tokens - 1
+        messages.append({"role": "assistant", "content": answer.choices[0].message.content})
+
+    trunk = "The old house stood at the end of the road, and nobody had lived in it for years. " * 5
+    client.completions.create(model="demo", prompt=trunk, max_tokens=1, temperature=0)
+    for cut in (33, 200, 301, 377):
+        for recovery in ("dense", "tail-replay"):
+            usage = client.completions.create(
+                model="demo",
+                prompt=f"{trunk[:cut]}{'#@'[recovery == 'dense']} and then",
+                max_tokens=2,
+                extra_body={"prefix_cache": {**cache, "recovery": recovery}},
+            ).usage
+            reused, used = usage.prompt_tokens_details.cached_tokens, usage.prefix_cache
+            assert used["matched_tokens"] == cut
+            if recovery == "tail-replay":
+                assert reused == cut
+            else:
+                assert reused == used["restored_tokens"] < cut and used["reason"]
+
+
+def test_a_replayed_state_still_knows_what_was_said(client: OpenAI) -> None:
+    """Another question about the same text: its states come out of a replay."""
+    filler = "The old house stood at the end of the road, and nobody had lived in it for years. "
+    text = f"{filler * 6}The number of the red fox is 48213. {filler * 2}"
+    ask(client, [{"role": "user", "content": f"{text}\nTell me something."}])
+    question = [{"role": "user", "content": f"{text}\nWhat is the number of the red fox?"}]
+    answer = ask(client, question, cache={"recovery": "tail-replay", "replay_ratio": 0.5})
+    used = answer.usage.prefix_cache
+    assert used["recovery"] == "tail-replay" and used["matched_tokens"] > len(text)
+    assert "48213" in answer.choices[0].message.content
 
 
 def test_cached_and_uncached_agree(url: str, client: OpenAI) -> None:
@@ -120,6 +176,7 @@ def test_thirty_two_streams_at_once_keep_apart(client: OpenAI) -> None:
 def test_two_hundred_requests_with_random_aborts_leave_nothing(url: str, client: OpenAI) -> None:
     rng = random.Random(0)
     shared = "A long road went over the hills to the sea. " * 6
+    recoveries = ("dense", "tail-replay", "anchored")
 
     def request(n: int, cut: int, length: int) -> str | None:
         stream = client.completions.create(
@@ -129,6 +186,7 @@ def test_two_hundred_requests_with_random_aborts_leave_nothing(url: str, client:
             temperature=1.0,
             seed=n,
             stream=True,
+            extra_body={"prefix_cache": {"recovery": rng.choice(recoveries), "replay_ratio": 0.3}},
         )
         for seen, event in enumerate(stream):
             if seen == cut:

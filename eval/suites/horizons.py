@@ -1,0 +1,69 @@
+"""Suite `horizons`: do horizons from weights rank units as real text does (dasc Table 1b)?
+
+For every prefix and linear layer the Spearman correlation over units of the static horizon with the
+empirical one, and with the state's magnitude at the end; then median and quartiles over pairs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+from pathlib import Path
+
+import numpy as np
+from tqdm import tqdm
+
+from jhybrid.engine.arguments import add_engine_arguments, positive
+from jhybrid.engine.build import engine_config
+from jhybrid.engine.llm import LLM
+from jhybrid.retention.horizon import static_horizons
+from jhybrid.retention.observed import correlations, observe
+from jhybrid.retention.selection import select
+
+from ..report import write_report
+from ..results import Result, ResultsFile
+from ..scoring.statistics import median_and_iqr
+from ..tasks.prefixes import essays, sharegpt
+from ..tasks.problem import Encoder
+
+SOURCES = {"sharegpt": sharegpt, "essays": essays}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_engine_arguments(parser)
+    group = parser.add_argument_group("suite")
+    group.add_argument("--out", type=Path, required=True, metavar="DIR")
+    group.add_argument("--data", type=Path, metavar="DIR", help="where files not shipped are")
+    group.add_argument("--prefixes", choices=SOURCES, default="sharegpt")
+    group.add_argument("--lengths", default="16384,8192,4096,1024", metavar="N,...")
+    group.add_argument("--samples", type=positive, default=8, metavar="N", help="of each length")
+    group.add_argument("--a-s", type=float, metavar="X", help="gate input (default: the paper's)")
+    group.add_argument("--window", type=positive, default=64, metavar="N", help="w_max of figures")
+
+
+def run(args: argparse.Namespace) -> None:
+    targets = [int(n) for n in args.lengths.split(",")]
+    with LLM(args.model, warm_up=False, **vars(engine_config(args))) as llm:
+        runner, name = llm.engine.runner, llm.engine.model_name
+        encoder = Encoder(llm.get_tokenizer())
+        prefixes = SOURCES[args.prefixes](args.data, encoder, targets, args.samples)
+        horizons = static_horizons(runner.params, runner.config, gate_input=args.a_s)
+        pairs: dict[str, list[float]] = {"H_s, H_e": [], "H_s, M_S": []}
+        for prefix in tqdm(prefixes, desc="horizons", unit="prefix"):
+            dtype = runner.params.embedding.dtype
+            seen = observe(runner.params, runner.config, runner.mesh, prefix, dtype)
+            empirical = seen.horizons(horizons.epsilon)
+            pairs["H_s, H_e"] += correlations(horizons.values, empirical).tolist()
+            pairs["H_s, M_S"] += correlations(horizons.values, seen.magnitude).tolist()
+        config = runner.config
+    results = ResultsFile(args.out)
+    for pair, values in pairs.items():
+        middle, low, high = median_and_iqr(values)
+        n = int(np.count_nonzero(~np.isnan(values)))
+        for metric, value in (("median", middle), ("quartile_1", low), ("quartile_3", high)):
+            results.append(Result("horizons", name, pair, metric, value, "rank correlation", n))
+    if importlib.util.find_spec("matplotlib"):
+        from jhybrid.plan.plots import write_plots
+
+        write_plots(select(horizons, args.window), config, name, args.out)
+    write_report(args.out)

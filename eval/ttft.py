@@ -1,0 +1,157 @@
+"""Suite `ttft`: from a fresh hit to the first token, by recovery and by where the KV is.
+
+For every matched length a trunk is run once; each request then shares that many of its tokens (one
+less every time, so that none stands on what another left) and has a suffix of its own. Times are
+host wall clock around `LLM.generate` for one token on an idle engine (Tail-Replay, its Table 2).
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from jhybrid.config import require
+from jhybrid.engine.arguments import add_engine_arguments
+from jhybrid.engine.build import engine_config
+from jhybrid.engine.llm import LLM
+from jhybrid.engine.request import (
+    PrefixCacheOptions,
+    PrefixCacheUsage,
+    RecoveryName,
+    SamplingParams,
+)
+
+from .results import Result, ResultsFile
+from .ttft_report import write_report
+
+HOST_MEMORY = 16 * 2**30  # unless given
+
+
+@dataclass(frozen=True)
+class Arm:
+    """`host`: KV and group inputs are there when the request comes. `overlap`: the KV comes while
+    the replay runs; else the replay waits for it."""
+
+    recovery: RecoveryName
+    ratio: float | None = None
+    host: bool = False
+    overlap: bool = True
+
+    @property
+    def name(self) -> str:
+        if self.recovery == "off":
+            return "full_prefill"
+        ratio = "" if self.ratio is None else f"/{self.ratio:g}"
+        how = "device" if not self.host else "overlap+skip" if self.overlap else "serial"
+        return f"{self.recovery}{ratio}/{how}"
+
+
+def arms(ratios: Sequence[float]) -> list[Arm]:
+    found = [Arm("off"), Arm("dense"), Arm("anchored", 1.0)]
+    found += [Arm("tail-replay", ratio) for ratio in ratios]
+    for ratio in ratios:
+        found += [Arm("tail-replay", ratio, True, overlap) for overlap in (False, True)]
+    return found
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_engine_arguments(parser)
+    parser.set_defaults(group_inputs="all", host_memory=HOST_MEMORY)
+    group = parser.add_argument_group("suite")
+    group.add_argument("--out", type=Path, required=True, metavar="DIR")
+    lengths = [8226, 16418, 31847]
+    group.add_argument("--lengths", type=_numbers(int), default=lengths, metavar="N,...")
+    group.add_argument("--ratios", type=_numbers(float), default=[0.05, 0.1], metavar="R,...")
+    group.add_argument("--suffix", type=int, default=32, metavar="N", help="unmatched tokens")
+    group.add_argument("--repeat", type=int, default=20, metavar="N")
+    group.add_argument("--full-repeat", type=int, default=5, metavar="N", help="of full prefill")
+    group.add_argument("--arms", default="", metavar="TEXT,...", help="parts of arm names")
+
+
+def _numbers(kind: type) -> Callable[[str], list]:
+    return lambda text: [kind(part) for part in text.split(",") if part]
+
+
+def run(args: argparse.Namespace) -> None:
+    wanted = [part for part in args.arms.split(",") if part]
+    chosen = [arm for arm in arms(args.ratios) if _is_wanted(arm, wanted)]
+    longest = max(args.lengths) + args.suffix + 2
+    args.max_context = args.max_context or longest + args.suffix
+    results = ResultsFile(args.out)
+    rng = np.random.default_rng(0)
+    with LLM(args.model, **vars(engine_config(args))) as llm:
+        name = llm.engine.model_name.removeprefix("dummy:")
+        for length in args.lengths:
+            case = _Case(llm, length, args.suffix, rng)
+            for arm in chosen:
+                repeat = args.full_repeat if arm.recovery == "off" else args.repeat
+                times, replayed = case.measure(arm, repeat)
+                label = f"{name}/{length}"
+                for metric, value in _summaries(times):
+                    results.append(Result("ttft", label, arm.name, metric, value, "ms", repeat))
+                results.append(Result("ttft", label, arm.name, "replayed", replayed, "tokens", 1))
+                print(f"{label:24} {arm.name:32} {_summaries(times)[0][1]:9.2f} ms", flush=True)
+    write_report(args.out)
+
+
+def _is_wanted(arm: Arm, parts: list[str]) -> bool:
+    return not parts or any(part in arm.name for part in parts)
+
+
+def _summaries(times: list[float]) -> list[tuple[str, float]]:
+    """As the paper reports it, and less moved by one slow run."""
+    return [("ttft", 1e3 * statistics.mean(times)), ("ttft_median", 1e3 * statistics.median(times))]
+
+
+class _Case:
+    """One trunk, cached, and requests that share `length` of its tokens, or a few less."""
+
+    def __init__(self, llm: LLM, length: int, suffix: int, rng: np.random.Generator) -> None:
+        self._llm, self._length, self._suffix, self._rng = llm, length, suffix, rng
+        self._used = 0  # requests so far
+        require(llm.engine.flush_cache(), "engine", "busy", "an idle one")
+        self._trunk = self._tokens(length + 1)
+        self._generate(self._trunk, PrefixCacheOptions("dense"))
+
+    def measure(self, arm: Arm, repeat: int) -> tuple[list[float], int]:
+        """Seconds of each of `repeat` requests after one that warms up; tokens replayed by the
+        last. RuntimeError where a request was not served as the arm says."""
+        engine, options = self._llm.engine, PrefixCacheOptions(arm.recovery, arm.ratio)
+        times, replayed = [], 0
+        engine.host.overlap = arm.overlap
+        for _ in range(repeat + 1):
+            if arm.host:
+                engine.cache.offload()
+                engine.host.offload()
+                engine.runner.wait()
+            matched = self._length - self._used
+            self._used += 1
+            prompt = self._trunk[:matched] + self._diverging(self._trunk[matched])
+            begin = time.perf_counter()
+            usage = self._generate(prompt, options)
+            times.append(time.perf_counter() - begin)
+            expected = (arm.recovery, 0 if arm.recovery == "off" else matched)
+            if (usage.recovery, usage.matched_tokens) != expected:
+                raise RuntimeError(f"{arm.name}: expected {expected}, got {usage}")
+            replayed = usage.replayed_tokens
+        engine.host.overlap = True
+        return times[1:], replayed
+
+    def _generate(self, prompt: list[int], options: PrefixCacheOptions) -> PrefixCacheUsage:
+        params = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True)
+        usage = self._llm.generate([prompt], params, prefix_cache=options)[0].prefix_cache
+        assert usage is not None
+        return usage
+
+    def _tokens(self, count: int) -> list[int]:
+        return self._rng.integers(0, self._llm.engine.vocab_size, count).tolist()
+
+    def _diverging(self, token: int) -> list[int]:
+        other = (token + 1) % self._llm.engine.vocab_size
+        return [other, *self._tokens(self._suffix - 1)]

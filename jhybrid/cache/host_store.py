@@ -1,0 +1,181 @@
+"""What evicted pages leave in host memory, found again by the tokens they hold.
+
+Consecutive pages that leave the tree together are a chunk, the unit of transfer and of eviction
+(least recently used first). Every page of it is entered under all tokens before the page, so that
+whatever is left of a prefix in the tree, its continuation is found here. No arrays: a chunk's
+`payload` is whatever the engine puts there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from jhybrid.cache.allocator import PoolCounts
+from jhybrid.cache.radix_node import Tokens, common_length
+
+CHUNK_ROWS = (8, 64)  # pages of a chunk, padded to one of these: few shapes, large transfers
+
+
+@dataclass(eq=False)
+class Chunk:
+    """Consecutive pages that hold `tokens`; those of `with_inputs` have group inputs, too."""
+
+    tokens: Tokens
+    rows: int
+    with_inputs: frozenset[int]
+    exact: bool
+    payload: Any = None  # None until the engine has dispatched the copy
+    size: int = 0  # bytes
+    keys: list[bytes] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class HostMatch:
+    """Pages (chunk, row) that continue a prefix from its last page border on, up to `length`."""
+
+    length: int
+    pages: tuple[tuple[Chunk, int], ...]
+
+    @property
+    def exact(self) -> bool:
+        return all(chunk.exact for chunk, _ in self.pages)
+
+
+class HostStore:
+    """Chunks within `capacity` bytes, of pages of `page_bytes` and inputs of `input_bytes`."""
+
+    def __init__(self, capacity: int, page_size: int, page_bytes: int, input_bytes: int) -> None:
+        if capacity < 1:
+            raise ValueError(f"host memory must be at least 1 byte, got {capacity}")
+        self.capacity, self.page_size = capacity, page_size
+        self.used = 0  # bytes
+        self.evicted = 0  # chunks
+        self._bytes = page_bytes, input_bytes
+        self._order: OrderedDict[Chunk, None] = OrderedDict()
+        self._pages: dict[bytes, list[tuple[Chunk, int]]] = {}
+
+    def match(self, tokens: Tokens, start: int, *, strict: bool) -> HostMatch:
+        """The longest continuation of tokens[:start], which are cached elsewhere."""
+        size = self.page_size
+        at = start // size * size
+        prefix, found, length = _hash(tokens[:at]), [], at
+        while at < len(tokens):
+            best, common = self._best(prefix.digest(), tokens[at:], strict)
+            if best is None:
+                break
+            chunk, row = best
+            whole = common // size  # another chunk may hold more of the page that ends the run
+            found += [(chunk, row + i) for i in range(whole or 1)]
+            length = at + (whole * size or common)
+            if not whole:
+                break
+            prefix.update(_bytes(tokens[at:length]))
+            at = length
+        if length <= start:
+            return HostMatch(start, ())
+        for chunk in {chunk: None for chunk, _ in found}:
+            self._order.move_to_end(chunk)
+        return HostMatch(length, tuple(found))
+
+    def missing(self, tokens: Tokens, first: int, exact: bool) -> list[range]:
+        """Runs of pages of `tokens`, from page `first` on, that are not held."""
+        size, absent = self.page_size, []
+        prefix = _hash(tokens[: first * size])
+        for index in range(first, -(-len(tokens) // size)):
+            part = tokens[index * size : (index + 1) * size]
+            _, common = self._best(prefix.digest(), part, exact)
+            if common < len(part):
+                follows = absent and absent[-1].stop == index and len(absent[-1]) < CHUNK_ROWS[-1]
+                if follows:
+                    absent[-1] = range(absent[-1].start, index + 1)
+                else:
+                    absent.append(range(index, index + 1))
+            prefix.update(_bytes(part))
+        return absent
+
+    def add(self, tokens: Tokens, pages: range, with_inputs: frozenset[int], exact: bool) -> Chunk:
+        """A chunk of these pages of `tokens`. Raises ValueError if it is larger than all there is
+        (see `fits`)."""
+        size = self.page_size
+        own = tokens[pages.start * size : pages.stop * size].copy()
+        chunk = Chunk(own, len(pages), with_inputs, exact)
+        chunk.size = self._chunk_bytes(len(pages), bool(with_inputs))
+        if chunk.size > self.capacity:
+            raise ValueError(f"a chunk of {chunk.size} bytes, the host has {self.capacity}")
+        while self.used + chunk.size > self.capacity:
+            self._forget(self._order.popitem(last=False)[0])
+            self.evicted += 1
+        prefix = _hash(tokens[: pages.start * size])
+        for row in range(chunk.rows):
+            key = prefix.digest()
+            self._pages.setdefault(key, []).append((chunk, row))
+            chunk.keys.append(key)
+            prefix.update(_bytes(own[row * size : (row + 1) * size]))
+        self._order[chunk] = None
+        self.used += chunk.size
+        return chunk
+
+    def fits(self, pages: range) -> bool:
+        """Whether a chunk of so many pages, with group inputs, can be held at all."""
+        return self._chunk_bytes(len(pages), True) <= self.capacity
+
+    def flush(self) -> None:
+        """Drops all. Not counted as evictions."""
+        while self._order:
+            self._forget(self._order.popitem()[0])
+
+    def counts(self) -> PoolCounts:
+        """In bytes; what is held is the tree's, since it is nobody's who runs."""
+        return PoolCounts(self.capacity, self.capacity - self.used, self.used, 0)
+
+    def check_integrity(self) -> None:
+        """Recounts bytes and pages. Raises RuntimeError with the numbers."""
+        size = sum(chunk.size for chunk in self._order)
+        entered = sum(len(pages) for pages in self._pages.values())
+        rows = sum(chunk.rows for chunk in self._order)
+        if size != self.used or entered != rows or self.used > self.capacity:
+            raise RuntimeError(
+                f"host memory: {size} bytes in {rows} pages, recorded {self.used} bytes of "
+                f"{self.capacity} and {entered} pages"
+            )
+
+    def _chunk_bytes(self, rows: int, with_inputs: bool) -> int:
+        page, inputs = self._bytes
+        return padded_rows(rows) * (page + with_inputs * inputs)
+
+    def _forget(self, chunk: Chunk) -> None:
+        self.used -= chunk.size
+        for key in set(chunk.keys):
+            left = [page for page in self._pages[key] if page[0] is not chunk]
+            if left:
+                self._pages[key] = left
+            else:
+                del self._pages[key]
+
+    def _best(
+        self, key: bytes, tokens: Tokens, strict: bool
+    ) -> tuple[tuple[Chunk, int] | None, int]:
+        """The page behind `key` from which on most of `tokens` are held, and how many are."""
+        best, most = None, 0
+        for chunk, row in self._pages.get(key, ()):
+            common = common_length(chunk.tokens[row * self.page_size :], tokens)
+            if common > most and (chunk.exact or not strict):
+                best, most = (chunk, row), common
+        return best, most
+
+
+def padded_rows(count: int) -> int:
+    return next(rows for rows in CHUNK_ROWS if count <= rows)
+
+
+def _bytes(tokens: Tokens) -> bytes:
+    return np.ascontiguousarray(tokens, np.int32).tobytes()
+
+
+def _hash(tokens: Tokens) -> Any:
+    return hashlib.blake2b(_bytes(tokens), digest_size=16)

@@ -1,0 +1,85 @@
+"""What an engine needs for compressed checkpoints, made once when the weights are loaded."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from ..config import ModelConfig
+from ..models.hybrid import ModelParams
+from ..params import count_bytes
+from ..retention.maps import MoveMaps
+from ..retention.movers import compressed_specs
+from ..retention.permutation import permute_params
+from ..retention.plan_file import stored_or_selected
+from ..retention.prepare import prepare
+from ..retention.ratios import CheckpointDtype, plan_ratios
+from ..retention.selection import RetentionPlan
+from .config import EngineConfig
+
+
+@dataclass(frozen=True, eq=False)
+class Compression:
+    """`window`: tokens of the longest refresh (max W_u of dasc eq. 7). `slot_bytes` of one
+    compressed slot, over all ranks. `lossless`: restored states are the ones that were stored.
+    """
+
+    maps: MoveMaps  # numpy, [P, ...]
+    dtype: CheckpointDtype
+    window: int
+    slot_bytes: int
+    lossless: bool
+    facts: dict[str, Any]  # of the plan, for /server_info
+
+
+def compress(
+    params: ModelParams,
+    config: ModelConfig,
+    engine: EngineConfig,
+    dtype: Any,
+    folder: Path | None = None,
+) -> tuple[ModelParams, Compression | None]:
+    """The plan stored in the model's folder, or the one that its horizons give, placed over ranks.
+
+    Hybrid placement reorders the heads of the parameters. None without a compressed pool.
+    """
+    if engine.w_max is None:
+        return params, None
+    plan = stored_or_selected(folder, params, config, engine.w_max, engine.a_s)
+    return apply_plan(plan, params, config, engine, dtype)
+
+
+def apply_plan(
+    plan: RetentionPlan, params: ModelParams, config: ModelConfig, engine: EngineConfig, dtype: Any
+) -> tuple[ModelParams, Compression]:
+    """Compression by a given plan."""
+    prepared = prepare(plan, config, engine.tp, layout=engine.layout, placement=engine.placement)
+    if prepared.order is not None:
+        params = permute_params(params, config, prepared.order)
+    one_slot = compressed_specs(config, prepared.maps, 1, engine.checkpoint_dtype)
+    ratios = asdict(plan_ratios(plan, config, engine.tp, dtype.itemsize))
+    compression = Compression(
+        maps=prepared.maps,
+        dtype=engine.checkpoint_dtype,
+        window=plan.replay_window,
+        slot_bytes=count_bytes(one_slot, dtype),
+        lossless=bool(plan.keep.all()) and engine.checkpoint_dtype == "float32",
+        facts={
+            "rule": plan.rule,
+            "a_s": plan.horizons.gate_input,
+            "replay_window": plan.replay_window,
+            **_finite(ratios),
+        },
+    )
+    return params, compression
+
+
+def _finite(value: Any) -> Any:
+    """JSON has no infinity: a ratio to nothing is null."""
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,109 @@
+"""Transfers between the device's pools and pinned host memory.
+
+What leaves: the pages are gathered on the device before any later step writes them, and the copy to
+the host goes on behind. What comes back is sent at admission, group inputs first, and is put in its
+pages by one more call: that of the group inputs at once, since the replay reads them, that of the
+KV when it has arrived, so that no step waits for it; with nothing else running, the device waits
+instead of the host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+
+from ..cache.admission import Admission
+from ..cache.cache_manager import CacheManager
+from ..cache.host_store import Chunk, padded_rows
+from ..cache.offload import Load, Offload
+from ..models.pages import PageKind
+from .model_runner import ModelRunner
+from .sequence import Sequence
+
+
+@dataclass(frozen=True, eq=False)
+class _Arriving:
+    """KV on its way to the pages of a sequence admitted as `lease`."""
+
+    sequence: Sequence
+    lease: Admission
+    parts: list[tuple[np.ndarray, Any]]  # target page of each row of a chunk, and the rows
+
+    @property
+    def alive(self) -> bool:
+        return self.sequence.lease is self.lease
+
+    def is_ready(self) -> bool:
+        return all(leaf.is_ready() for _, rows in self.parts for leaf in jax.tree.leaves(rows))
+
+
+class HostTier:
+    """`overlap` False waits for each transfer where it is started (to measure what that costs)."""
+
+    def __init__(self, cache: CacheManager, runner: ModelRunner) -> None:
+        self._cache, self._runner = cache, runner
+        self._arriving: list[_Arriving] = []
+        self.overlap = True
+
+    @property
+    def arriving(self) -> int:
+        return len(self._arriving)
+
+    def offload(self) -> None:
+        """Dispatch the copies of all pages that the cache has evicted."""
+        for offload in self._cache.take_offloads():
+            offload.chunk.payload = self._fetch(offload)
+
+    def start(self, sequences: Iterable[Sequence]) -> None:
+        """Send what newly admitted sequences have in host memory."""
+        for sequence in sequences:
+            lease = sequence.lease
+            if lease is None or not lease.loads:
+                continue
+            inputs = [(x, x.input_page) for x in lease.loads if x.input_page is not None]
+            for targets, rows in self._send(inputs, "inputs"):
+                self._runner.put_pages("inputs", rows, targets)
+            parts = list(self._send([(load, load.page) for load in lease.loads], "kv"))
+            lease.loads = []
+            self._arriving.append(_Arriving(sequence, lease, parts))
+            if not self.overlap:
+                jax.block_until_ready([rows for _, rows in parts])
+
+    def settle(self, *, wait: bool) -> None:
+        """Put what has arrived into its pages; with `wait` also what has not, which makes the
+        device wait for it, but not the host."""
+        coming = []
+        for item in self._arriving:
+            if not item.alive:
+                continue
+            if not (wait or item.is_ready()):
+                coming.append(item)
+                continue
+            for targets, rows in item.parts:
+                self._runner.put_pages("kv", rows, targets)
+            item.sequence.kv_arrived = True
+        self._arriving = coming
+
+    def _fetch(self, offload: Offload) -> dict[str, Any]:
+        payload = {"kv": self._runner.take_pages("kv", offload.pages)}
+        if offload.chunk.with_inputs:
+            payload["inputs"] = self._runner.take_pages("inputs", offload.input_pages)
+        return payload
+
+    def _send(
+        self, loads: list[tuple[Load, int]], kind: PageKind
+    ) -> Iterable[tuple[np.ndarray, Any]]:
+        """Whole chunks on their way, with the page that each of their rows is for."""
+        by_chunk: dict[Chunk, list[tuple[int, int]]] = {}
+        for load, page in loads:
+            by_chunk.setdefault(load.chunk, []).append((load.row, page))
+        for chunk, wanted in by_chunk.items():
+            rows = self._runner.to_device(kind, chunk.payload[kind])
+            targets = np.full(padded_rows(chunk.rows), -1, np.int32)
+            for row, page in wanted:
+                targets[row] = page
+            yield targets, rows

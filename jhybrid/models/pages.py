@@ -1,0 +1,58 @@
+"""Moves of whole pages of the caches: keys, values and group inputs, all layers at once."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jaxtyping import Int32
+
+from pallas_kernels.ragged import or_outside
+
+from ..batch import Caches
+
+PageKind = Literal["kv", "inputs"]
+Pair = tuple[Int32[Array, " B"], Int32[Array, " B"]]  # sources and targets, -1 for none
+
+
+def copy_pages(caches: Caches, kv: Pair, inputs: Pair) -> Caches:
+    """Caches with KV pages and pages of group inputs copied; no page is source and target."""
+    keys, values = _copy((caches.keys, caches.values), *kv)
+    group_inputs = _copy(caches.group_inputs, *inputs)
+    return replace(caches, keys=keys, values=values, group_inputs=group_inputs)
+
+
+def _copy(pools: Any, source: Array, target: Array) -> Any:
+    def one(pages: Array) -> Array:
+        at = pages.at[or_outside(target, pages.shape[0])]
+        found = pages[jnp.maximum(source, 0)]
+        return at.set(found, mode="drop", unique_indices=True)
+
+    return jax.tree.map(one, pools)
+
+
+def take_pages(caches: Caches, kind: PageKind, pages: Int32[Array, " B"]) -> Any:
+    """The pages of one kind, all layers of each; what negative numbers give is never used."""
+    return jax.tree.map(lambda pool: pool[jnp.maximum(pages, 0)], pools(caches, kind))
+
+
+def put_pages(caches: Caches, kind: PageKind, rows: Any, pages: Int32[Array, " B"]) -> Caches:
+    """Caches with what `take_pages` gave in pages of the same kind; negative ones are dropped."""
+
+    def one(pool: Array, new: Array) -> Array:
+        at = pool.at[or_outside(pages, pool.shape[0])]
+        return at.set(new, mode="drop", unique_indices=True)
+
+    new = jax.tree.map(one, pools(caches, kind), rows)
+    if kind == "inputs":
+        return replace(caches, group_inputs=new)
+    keys, values = new
+    return replace(caches, keys=keys, values=values)
+
+
+def pools(caches: Any, kind: PageKind) -> Any:
+    """The pools that pages of a kind are in (or, of a tree of specs, theirs)."""
+    return caches.group_inputs if kind == "inputs" else (caches.keys, caches.values)

@@ -1,0 +1,99 @@
+"""What evicted pages leave in host memory, against a dictionary of prefixes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from jhybrid.cache.host_store import CHUNK_ROWS, HostStore
+
+PAGE, PAGE_BYTES, INPUT_BYTES = 4, 100, 10
+
+
+def store(chunks: int = 1000) -> HostStore:
+    return HostStore(chunks * CHUNK_ROWS[0] * (PAGE_BYTES + INPUT_BYTES), PAGE, PAGE_BYTES, 10)
+
+
+def ids(*tokens: int) -> np.ndarray:
+    return np.array(tokens, np.int32)
+
+
+def put(host: HostStore, tokens: np.ndarray, start: int = 0, exact: bool = True) -> None:
+    for run in host.missing(tokens, start // PAGE, exact):
+        host.add(tokens, run, frozenset(), exact)
+    host.check_integrity()
+
+
+def test_a_continuation_is_found_from_inside_a_page_to_any_token() -> None:
+    host = store()
+    tokens = np.arange(30, dtype=np.int32)
+    put(host, tokens)
+    for start in (0, 3, 4, 17):
+        for end in (18, 20, 30):
+            longer = np.append(tokens[:end], ids(99, 98)).astype(np.int32)
+            match = host.match(longer, start, strict=True)
+            assert match.length == end
+            assert [row for _, row in match.pages] == list(range(start // PAGE, -(-end // PAGE)))
+    assert host.match(tokens[:17], 17, strict=True).pages == ()
+
+
+def test_the_same_page_is_kept_once_and_other_prefixes_do_not_meet() -> None:
+    host = store()
+    put(host, np.arange(16, dtype=np.int32))
+    used = host.used
+    put(host, np.arange(16, dtype=np.int32))
+    assert host.used == used
+    other = np.append(ids(7), np.arange(1, 16)).astype(np.int32)
+    assert host.match(other, 4, strict=True).length == 4  # same tokens behind another prefix
+
+
+def test_strict_takes_only_what_is_exact() -> None:
+    host = store()
+    tokens = np.arange(16, dtype=np.int32)
+    put(host, tokens[:8])
+    put(host, tokens, exact=False)
+    assert host.match(tokens, 0, strict=True).length == 8
+    loose = host.match(tokens, 0, strict=False)
+    assert loose.length == 16 and not loose.exact
+
+
+def test_the_least_recently_used_chunk_goes_first() -> None:
+    host = store(chunks=3)
+    names = [np.full(8, n, np.int32) for n in range(4)]
+    for tokens in names[:3]:
+        put(host, tokens)
+    host.match(names[0], 0, strict=True)
+    put(host, names[3])
+    assert [host.match(t, 0, strict=True).length for t in names] == [8, 0, 8, 8]
+    assert host.evicted == 1
+    host.flush()
+    assert host.used == 0
+    host.check_integrity()
+
+
+def test_a_capacity_that_holds_nothing_is_refused() -> None:
+    with pytest.raises(ValueError, match="at least 1 byte"):
+        HostStore(0, PAGE, PAGE_BYTES, INPUT_BYTES)
+    host = HostStore(5, PAGE, PAGE_BYTES, INPUT_BYTES)
+    assert not host.fits(range(1))
+
+
+def test_random_prefixes_against_a_set_of_them() -> None:
+    rng = np.random.default_rng(0)
+    host, known = store(), set()
+    for _ in range(300):
+        tokens = rng.integers(0, 2, int(rng.integers(1, 40))).astype(np.int32)
+        if rng.random() < 0.5:
+            put(host, tokens)
+            known |= {tuple(tokens[:n].tolist()) for n in range(1, len(tokens) + 1)}
+        else:
+            expected = max(
+                (n for n in range(1, len(tokens) + 1) if tuple(tokens[:n].tolist()) in known),
+                default=0,
+            )
+            match = host.match(tokens, 0, strict=True)
+            assert match.length == expected
+            spelled = [chunk.tokens[row * PAGE : (row + 1) * PAGE] for chunk, row in match.pages]
+            if spelled:
+                found = np.concatenate(spelled)[:expected]
+                np.testing.assert_array_equal(found, tokens[:expected])

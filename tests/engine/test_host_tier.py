@@ -1,0 +1,158 @@
+"""KV and group inputs that leave for host memory and come back on a hit."""
+
+from __future__ import annotations
+
+import jax
+import numpy as np
+import pytest
+
+from jhybrid.engine.engine import Engine
+from jhybrid.engine.request import PrefixCacheOptions, RecoveryName
+
+from .tiny import assert_greedy, assert_idle, request, run, tiny_engine
+
+WHOLE = PrefixCacheOptions("tail-replay", 1.0)
+FLAGS = {"recovery": "tail-replay", "host_memory": 64 * 2**20}
+
+
+def random_prompt(rng: np.random.Generator, length: int) -> list[int]:
+    return [int(token) for token in rng.integers(0, 256, length)]
+
+
+def offload(engine: Engine) -> None:
+    """Everything cached moves to host memory."""
+    engine.cache.offload()
+    engine.host.offload()
+    assert engine.cache.stats().pools["kv_pages"].tree == 0
+
+
+@pytest.fixture(scope="module")
+def engine() -> Engine:
+    return tiny_engine(**FLAGS)
+
+
+@pytest.mark.parametrize("recovery", ["tail-replay", "anchored", "dense"])
+def test_a_prefix_on_the_host_is_as_good_as_one_on_the_device(
+    engine: Engine, recovery: RecoveryName
+) -> None:
+    rng = np.random.default_rng(0)
+    assert engine.flush_cache()
+    trunk = random_prompt(rng, 200)
+    run(engine, [request("trunk", trunk)])
+    offload(engine)
+    before = engine.cache.stats().pools["host_bytes"].tree
+    assert before > 0
+    for cut in (200, 131, 64, 5):  # less and less of it in the tree, then more and more
+        prompt = trunk[:cut] + random_prompt(rng, 9)
+        options = PrefixCacheOptions(recovery, 1.0)
+        result = run(engine, [request("hit", prompt, prefix_cache=options)])["hit"]
+        assert result.usage.matched_tokens == cut
+        if recovery != "dense":  # states do not go to the host: dense starts from zero
+            assert (result.usage.recovery, result.usage.cached_tokens) == (recovery, cut)
+        assert_greedy(prompt, result.token_ids)
+        offload(engine)
+    assert_idle(engine)
+
+
+def test_short_pools_move_conversations_out_and_back() -> None:
+    """Three conversations that fit one at a time; nobody recomputes what was said."""
+    rng = np.random.default_rng(1)
+    engine = tiny_engine(**FLAGS, pages=64)
+    talks = {f"c{n}": random_prompt(rng, 150) for n in range(3)}
+    for turn in range(3):
+        for name, history in talks.items():
+            options = PrefixCacheOptions("tail-replay", 1.0)
+            result = run(engine, [request(name, history, prefix_cache=options)])[name]
+            assert_greedy(history, result.token_ids)
+            if turn:
+                assert result.usage.cached_tokens >= len(history) - 21
+            talks[name] = history + result.token_ids + random_prompt(rng, 20)
+    assert engine.metrics().evictions["kv_pages"] > 0
+    assert_idle(engine)
+
+
+def test_decodes_run_on_while_kv_arrives(engine: Engine) -> None:
+    """A running request gets a token every step, whatever is on its way for another one."""
+    rng = np.random.default_rng(2)
+    assert engine.flush_cache()
+    trunk = random_prompt(rng, 250)
+    run(engine, [request("trunk", trunk)])
+    offload(engine)
+    talking = random_prompt(rng, 20)
+    engine.add(request("talking", talking, max_tokens=40))
+    spoken: list[int] = []
+    while len(spoken) < 5:
+        spoken += [t for update in engine.step() for t in update.token_ids]
+    prompt = trunk + [1, 2, 3]
+    engine.add(request("hit", prompt, prefix_cache=WHOLE))
+    arrived: list[int] = []
+    while engine.has_work():
+        updates = engine.step()
+        names = [update.request_id for update in updates]
+        if len(spoken) < 40 and not arrived:
+            assert "talking" in names
+        for update in updates:
+            (spoken if update.request_id == "talking" else arrived).extend(update.token_ids)
+    assert_greedy(talking, spoken)
+    assert_greedy(prompt, arrived)
+
+
+def test_aborts_in_transfers_and_replays_leave_nothing() -> None:
+    rng = np.random.default_rng(3)
+    engine = tiny_engine(**FLAGS, pages=120, slots=6, max_prefill_tokens=32)
+    trunk = random_prompt(rng, 250)
+    run(engine, [request("trunk", trunk)])
+    offload(engine)
+    texts: dict[str, tuple[list[int], list[int]]] = {}
+    for n in range(100):
+        prompt = trunk[: int(rng.integers(10, 250))] + random_prompt(rng, int(rng.integers(1, 30)))
+        texts[f"a{n}"] = (prompt, [])
+        engine.add(request(f"a{n}", prompt, max_tokens=5, prefix_cache=WHOLE))
+    aborted = set()
+    while engine.has_work():
+        if rng.random() < 0.8:
+            aborted.add(f"a{int(rng.integers(100))}")
+            engine.abort(f"a{int(rng.integers(100))}")
+        if rng.random() < 0.1:
+            engine.cache.offload()
+        for update in engine.step():
+            texts[update.request_id][1].extend(update.token_ids)
+        engine.cache.check_integrity()
+    for prompt, tokens in list(texts.values())[::4]:
+        if tokens:
+            assert_greedy(prompt, tokens)
+    assert_idle(engine)
+    assert engine.host.arriving == 0
+    assert engine.flush_cache()
+    pools = engine.cache.stats().pools
+    assert pools["host_bytes"].free == pools["host_bytes"].total
+    assert pools["kv_pages"].free == pools["kv_pages"].total
+    assert pools["group_inputs"].free == pools["group_inputs"].total
+
+
+def test_a_small_host_memory_forgets_the_oldest() -> None:
+    rng = np.random.default_rng(4)
+    engine = tiny_engine(recovery="tail-replay", host_memory=400 * 2**10)
+    for n in range(8):
+        run(engine, [request(f"p{n}", random_prompt(rng, 100))])
+        offload(engine)
+        engine.cache.check_integrity()
+    assert engine.metrics().evictions["host_bytes"] > 0
+    assert engine.metrics().pools["host_bytes"]["tree"] <= 400 * 2**10
+
+
+def test_nothing_compiles_for_transfers_once_warm(caplog: pytest.LogCaptureFixture) -> None:
+    engine = tiny_engine(**FLAGS, max_running=2, max_prefill_tokens=32, tp=2)
+    for _ in engine.runner.warm_up():
+        pass
+    before = engine.metrics().compilations
+    rng = np.random.default_rng(5)
+    with jax.log_compiles(), caplog.at_level("WARNING"):
+        trunk = random_prompt(rng, 150)
+        run(engine, [request("trunk", trunk)])
+        offload(engine)
+        result = run(engine, [request("hit", trunk[:100] + [1, 2], prefix_cache=WHOLE)])["hit"]
+    assert [r.message for r in caplog.records if "ompil" in r.message] == []
+    assert engine.metrics().compilations == before
+    assert result.usage.cached_tokens == 100
+    assert_greedy(trunk[:100] + [1, 2], result.token_ids)

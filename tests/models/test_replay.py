@@ -1,0 +1,379 @@
+"""Group inputs and their replay, against the states that a cold prefill leaves."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import Array
+from jax.sharding import Mesh
+
+from jhybrid.batch import Caches, DecodeBatch, PrefillBatch, ReplayBatch
+from jhybrid.config import LayerConfig, ModelConfig
+from jhybrid.engine.build import find_model
+from jhybrid.engine.model_runner import CPU_OPTIONS
+from jhybrid.hf_config import model_config, read_hf_config
+from jhybrid.models.groups import Group, groups, stored_inputs
+from jhybrid.models.hybrid import (
+    REPLICATED,
+    ModelParams,
+    cache_partition,
+    cache_specs,
+    decoder_layer,
+    forward,
+    model_partition,
+    model_specs,
+    sharded,
+)
+from jhybrid.models.replay import read_group_inputs, replay
+from jhybrid.params import init_params, map_specs
+from jhybrid.presets import PRESETS, preset
+from jhybrid.sharding import make_mesh, named_sharding
+from jhybrid.weights import load
+from pallas_kernels import CONTINUE, NO_SLOT, Segments
+from tests.assertions import relative_rms
+from tests.golden_files import FOLDERS, name_of
+from tests.k3_fixtures import CONFIG as KIMI_K3
+
+NAMES = (
+    "qwen3_next-next_some_dense",
+    "qwen3_5-text_odd_sizes",
+    "qwen3_5_moe-moe_text",
+    "olmo_hybrid-olmo",
+    "kimi_linear-direct_query",
+    "kimi_linear-query_low_rank",
+)
+PAGE, TOKENS, WIDTH = 8, 75, 96
+COLD, OTHER, WARM, SLOTS = 0, 1, 2, 4
+BOUND = 1e-5
+UNFUSED = {**CPU_OPTIONS, "xla_disable_hlo_passes": "fusion"}
+
+
+class Model(NamedTuple):
+    params: ModelParams
+    config: ModelConfig
+    mesh: Mesh
+    input_dtype: Any = None
+
+    @property
+    def groups(self) -> tuple[Group, ...]:
+        return groups(self.config)
+
+
+def make_model(name: str, mesh: Mesh, seed: int = 0) -> Model:
+    """The layers of a golden checkpoint in an irregular stack of three groups, random weights.
+
+    The second of two full layers in a row starts a group, the first has none.
+    """
+    folder = next(folder for folder in FOLDERS if name_of(folder) == name)
+    config = model_config(read_hf_config(folder))
+    linear, full = (
+        next(layer for layer in reversed(config.layers) if layer.mixer == kind)
+        for kind in ("linear", "full")
+    )
+    stack = (linear, linear, full, linear, full, full, linear, linear)
+    config = replace(config, layers=stack).for_tensor_parallel(mesh.size)
+    params = init_params(model_specs(config), jax.random.key(seed), jnp.float32, mesh)
+    return Model(params, config, mesh)
+
+
+@functools.lru_cache(maxsize=32)
+def _compiled(config: ModelConfig, mesh: Mesh, input_dtype: Any, of: Any) -> Any:
+    """The jitted forward (`of` None) or a replay of the groups `of`."""
+    caches = cache_partition(config, group_inputs=True, input_dtype=input_dtype)
+
+    def run(params: ModelParams, c: Caches, batch: Any) -> Caches | None:
+        with jax.default_matmul_precision("highest"):
+            if of is None:
+                return forward(params, c, batch, config)[1]
+            return replay(params, c, batch, config, of)
+
+    ins = (model_partition(config), caches, REPLICATED)
+    return jax.jit(sharded(run, mesh, ins, caches), compiler_options=CPU_OPTIONS)
+
+
+def _whole_layers(
+    params: ModelParams, caches: Any, batch: PrefillBatch, config: ModelConfig, group: Group
+) -> Caches:
+    """A group's whole decoder layers, feed-forward blocks and all, over its kept inputs."""
+    x: Array = params.embedding[batch.token_ids]
+    if group.stored is not None:
+        assert batch.input_slots is not None
+        x = read_group_inputs(caches.group_inputs, group.stored, batch.input_slots, x.dtype)
+    for number, index in zip(group.layers, group.linear, strict=True):
+        x, caches = decoder_layer(params.layers[number], x, caches, index, batch, config)
+    return caches
+
+
+def step(model: Model, caches: Caches, batch: Any, of: Any = None) -> Caches:
+    fn = _compiled(model.config, model.mesh, model.input_dtype, of)
+    return fn(model.params, caches, batch)
+
+
+def empty_caches(model: Model, tokens: int = WIDTH) -> Caches:
+    """NaN wherever nothing was written, so that reading there shows."""
+    specs = cache_specs(
+        model.config, tokens // PAGE, PAGE, SLOTS, tokens // PAGE, model.input_dtype
+    )
+
+    def one(spec: Any) -> Array:
+        place = named_sharding(model.mesh, spec.axes)
+        return jnp.full(spec.shape, jnp.nan, spec.dtype_in(jnp.float32), device=place)
+
+    return map_specs(one, specs)
+
+
+def segments(cuts: Sequence[int], load: int, stores: Sequence[int]) -> Segments:
+    """One sequence whose state is stored at every cut, with unused segments behind."""
+    count = len(cuts) + 2
+    cu = np.array([0, *cuts, *[cuts[-1]] * 2], np.int32)
+    loads, kept = np.full(count, NO_SLOT, np.int32), np.full(count, NO_SLOT, np.int32)
+    loads[: len(cuts)], kept[: len(cuts)] = CONTINUE, stores
+    loads[0] = load
+    return Segments(jnp.asarray(cu), jnp.asarray(loads), jnp.asarray(kept))
+
+
+def scattered(positions: np.ndarray, width: int) -> np.ndarray:
+    pages = np.random.default_rng(0).permutation(width // PAGE)
+    return pages[positions // PAGE] * PAGE + positions % PAGE
+
+
+def padded(x: np.ndarray, size: int, value: int) -> Array:
+    return jnp.asarray(np.pad(x, (0, size - len(x)), constant_values=value).astype(np.int32))
+
+
+def prefill(
+    model: Model, tokens: np.ndarray, cuts: Sequence[int], stores: Sequence[int], width: int = WIDTH
+) -> Caches:
+    """Caches after a cold prefill that leaves its state at `cuts` in the slots `stores`."""
+    at = np.arange(cuts[-1])
+    slots = padded(scattered(at, width), width, -1)
+    table = np.random.default_rng(0).permutation(width // PAGE).astype(np.int32)
+    batch = PrefillBatch(
+        token_ids=padded(tokens[at], width, 0),
+        positions=padded(at, width, -1),
+        kv_slots=slots,
+        cu_seqlens=jnp.array([0, len(at), len(at)], jnp.int32),
+        page_table=jnp.asarray(np.stack([table, table])),
+        segments=segments(cuts, NO_SLOT, stores),
+        input_slots=slots,
+    )
+    return step(model, empty_caches(model, width), batch)
+
+
+def replay_batch(
+    tokens: np.ndarray, start: int, end: int, load: int, store: int, width: int = WIDTH
+) -> ReplayBatch:
+    at = np.arange(start, end)
+    return ReplayBatch(
+        token_ids=padded(tokens[at], width, 0),
+        input_slots=padded(scattered(at, width), width, -1),
+        segments=segments([end - start], load, [store]),
+    )
+
+
+def assert_states(caches: Caches, slot: int, expected: Caches, of: int, bound: float) -> None:
+    for name in ("recurrent", "conv"):
+        found = np.asarray(getattr(caches, name)[slot], np.float64)
+        wanted = np.asarray(getattr(expected, name)[of], np.float64)
+        for layer in range(found.shape[0]):
+            error = relative_rms(found[layer], wanted[layer])
+            assert error <= bound, f"{name} of linear layer {layer}: relative RMS {error:.1e}"
+
+
+def random_tokens(config: ModelConfig, count: int = TOKENS, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, min(config.vocab_size, 96), count)
+
+
+def test_groups_of_irregular_stacks() -> None:
+    def of(letters: str) -> tuple[Group, ...]:
+        kinds = {"l": LayerConfig("linear"), "f": LayerConfig("full")}
+        layers = tuple(kinds[letter] for letter in letters)
+        return groups(ModelConfig(**{**vars(preset("qwen3.5-4b")), "layers": layers}))
+
+    assert of("llfl") == (Group((0, 1), (0, 1), None), Group((3,), (2,), 0))
+    assert of("flfflf") == (Group((1,), (0,), 0), Group((4,), (1,), 1))
+    assert of("ff") == ()
+
+
+@pytest.mark.parametrize("name", sorted(set(PRESETS) - {"kimi-k3-slice"}))
+def test_groups_cover_the_linear_layers_of_published_models(name: str) -> None:
+    config = preset(name)
+    found = groups(config)
+    assert tuple(n for group in found for n in group.layers) == config.linear_layers
+    assert [n for group in found for n in group.linear] == list(range(len(config.linear_layers)))
+    assert [group.stored for group in found] == [None, *range(len(found) - 1)]
+    assert len(config.full_layers) - stored_inputs(config) == 1  # the last layer is a full one
+
+
+def test_attention_residuals_have_no_group_inputs() -> None:
+    with pytest.raises(ValueError, match="group inputs.*no attention residuals.*residual_block 3"):
+        groups(model_config(KIMI_K3))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_replay_of_everything_and_from_checkpoints_equals_a_cold_prefill(
+    name: str, mesh: Mesh
+) -> None:
+    """r = 1, and anchored from a dense checkpoint at random depths; group 0 from its tokens."""
+    model = make_model(name, mesh)
+    tokens = random_tokens(model.config)
+    rng = np.random.default_rng(1)
+    for _ in range(4):
+        c, m = sorted(int(n) for n in rng.choice(np.arange(1, TOKENS + 1), 2, replace=False))
+        cold = prefill(model, tokens, [c, m], [OTHER, COLD])
+        whole = step(model, cold, replay_batch(tokens, 0, m, NO_SLOT, WARM), model.groups)
+        assert_states(whole, WARM, cold, COLD, BOUND)
+        anchored = step(model, cold, replay_batch(tokens, c, m, OTHER, WARM), model.groups)
+        assert_states(anchored, WARM, cold, COLD, BOUND)
+        assert_states(anchored, OTHER, cold, OTHER, 0)  # the checkpoint is only read
+
+
+def test_replay_cut_into_pieces_and_packed_with_another(mesh: Mesh) -> None:
+    model = make_model("qwen3_5-text_odd_sizes", mesh)
+    tokens = random_tokens(model.config)
+    cold = prefill(model, tokens, [40, TOKENS], [OTHER, COLD])
+    first = step(model, cold, replay_batch(tokens, 0, 33, NO_SLOT, WARM), model.groups)
+    both = ReplayBatch(  # the rest of one, and the first 40 tokens for another slot
+        token_ids=padded(np.concatenate([tokens[33:], tokens[:40]]), WIDTH, 0),
+        input_slots=padded(scattered(np.r_[33:TOKENS, 0:40], WIDTH), WIDTH, -1),
+        segments=Segments(
+            jnp.array([0, TOKENS - 33, TOKENS + 7, TOKENS + 7], jnp.int32),
+            jnp.array([WARM, NO_SLOT, NO_SLOT], jnp.int32),
+            jnp.array([WARM, 3, NO_SLOT], jnp.int32),
+        ),
+    )
+    second = step(model, first, both, model.groups)
+    assert_states(second, WARM, cold, COLD, BOUND)
+    assert_states(second, 3, cold, OTHER, BOUND)
+
+
+@pytest.mark.parametrize("name", ["qwen3_next-next_some_dense", "kimi_linear-direct_query"])
+def test_inputs_written_by_decoding_replay_too(name: str, mesh: Mesh) -> None:
+    model = make_model(name, mesh)
+    tokens, start = random_tokens(model.config), 60
+    caches = prefill(model, tokens, [start], [COLD])
+    table = np.random.default_rng(0).permutation(WIDTH // PAGE).astype(np.int32)
+    for position in range(start, TOKENS):
+        slot = scattered(np.array([position]), WIDTH)
+        batch = DecodeBatch(
+            token_ids=padded(tokens[position : position + 1], 2, 0),
+            positions=padded(np.array([position]), 2, -1),
+            kv_slots=padded(slot, 2, -1),
+            page_table=jnp.asarray(np.stack([table, table])),
+            state_slots=jnp.array([COLD, NO_SLOT], jnp.int32),
+            input_slots=padded(slot, 2, -1),
+        )
+        caches = step(model, caches, batch)
+    warm = step(model, caches, replay_batch(tokens, 0, TOKENS, NO_SLOT, WARM), model.groups)
+    assert_states(warm, WARM, caches, COLD, BOUND)
+
+
+def test_all_groups_at_once_equal_one_after_another(mesh: Mesh) -> None:
+    for name in NAMES:
+        model = make_model(name, mesh)
+        cold = prefill(model, random_tokens(model.config), [30, TOKENS], [OTHER, COLD])
+        batch = replay_batch(random_tokens(model.config), 30, 70, OTHER, WARM)
+        at_once, in_turn = step(model, cold, batch, model.groups), cold
+        for group in model.groups:
+            in_turn = step(model, in_turn, batch, (group,))
+        assert_states(at_once, WARM, in_turn, WARM, 1e-6)
+
+
+@pytest.mark.parametrize("name", ["qwen3_next-next_some_dense", "kimi_linear-direct_query"])
+def test_the_skipped_tail_changes_no_bit_of_a_state(name: str, mesh: Mesh) -> None:
+    """Against whole layers, without fusion: it may round otherwise in another program."""
+    model = make_model(name, mesh)
+    tokens = random_tokens(model.config)
+    cold = prefill(model, tokens, [30, TOKENS], [OTHER, COLD])
+    batch = replay_batch(tokens, 30, 70, OTHER, WARM)
+    as_layers = PrefillBatch(
+        token_ids=batch.token_ids,
+        positions=batch.token_ids,  # linear layers know none of these
+        kv_slots=batch.token_ids,
+        cu_seqlens=batch.segments.cu,
+        page_table=jnp.zeros((1, 1), jnp.int32),
+        segments=batch.segments,
+        input_slots=batch.input_slots,
+    )
+    caches = cache_partition(model.config, group_inputs=True)
+    ins = (model_partition(model.config), caches)
+    for group in model.groups:
+
+        def skipping(p: ModelParams, c: Caches, of: Group = group) -> Caches:
+            return replay(p, c, batch, model.config, (of,))
+
+        def whole(p: ModelParams, c: Caches, of: Group = group) -> Caches:
+            return _whole_layers(p, c, as_layers, model.config, of)
+
+        found, expected = (
+            jax.jit(sharded(fn, mesh, ins, caches), compiler_options=UNFUSED)(model.params, cold)
+            for fn in (skipping, whole)
+        )
+        for x, y in ((found.recurrent, expected.recurrent), (found.conv, expected.conv)):
+            np.testing.assert_array_equal(x[WARM, list(group.linear)], y[WARM, list(group.linear)])
+
+
+def test_over_ranks(mesh: Mesh) -> None:
+    name = "olmo_hybrid-olmo"
+    one, two = make_model(name, mesh), make_model(name, make_mesh(2))
+    tokens = random_tokens(one.config)
+    cold = prefill(one, tokens, [20, TOKENS], [OTHER, COLD])
+    halves = prefill(two, tokens, [20, TOKENS], [OTHER, COLD])
+    halves = step(two, halves, replay_batch(tokens, 20, TOKENS, OTHER, WARM), two.groups)
+    assert_states(halves, WARM, cold, COLD, BOUND)
+
+
+@pytest.fixture(scope="module")
+def demo(mesh: Mesh) -> Model:
+    found = find_model("demo")
+    assert isinstance(found.folder, Path)
+    return Model(load(found.folder, found.config, mesh, jnp.float32), found.config, mesh)
+
+
+DEMO_TOKENS, RATIOS = 512, (0.05, 0.1, 0.25, 0.5, 1.0)
+
+
+def demo_text() -> np.ndarray:
+    text = "The number of the red fox is 48213. An old house stood at the end of the long road. "
+    ids = np.frombuffer((text * 8).encode(), np.uint8)[:DEMO_TOKENS]
+    return ids.astype(np.int64)
+
+
+def layer_errors(model: Model, ratio: float, cold: Caches) -> np.ndarray:
+    """Relative RMS of each linear layer's state after replaying the last `ratio` of the text."""
+    start = DEMO_TOKENS - int(np.ceil(ratio * DEMO_TOKENS))
+    batch = replay_batch(demo_text(), start, DEMO_TOKENS, NO_SLOT, WARM, DEMO_TOKENS)
+    warm = step(model, cold, batch, model.groups)
+    pairs = zip(np.asarray(warm.recurrent[WARM]), np.asarray(warm.recurrent[COLD]), strict=True)
+    return np.array([relative_rms(found, expected) for found, expected in pairs])
+
+
+def test_error_of_a_trained_model_falls_with_the_ratio_in_every_group(demo: Model) -> None:
+    cold = prefill(demo, demo_text(), [DEMO_TOKENS], [COLD], DEMO_TOKENS)
+    errors = np.stack([layer_errors(demo, ratio, cold) for ratio in RATIOS])
+    for group in demo.groups:
+        of_group = errors[:, list(group.linear)].mean(axis=1)
+        assert (np.diff(of_group) <= 0.01).all(), (group, of_group)
+        assert of_group[0] > 10 * BOUND, "too short a tail must show"
+    assert errors[-1].max() <= BOUND
+
+
+def test_eight_bit_inputs_cost_less_than_a_short_tail(demo: Model) -> None:
+    """A whole replay over e4m3 inputs: group 0 has none and stays exact."""
+    exact = prefill(demo, demo_text(), [DEMO_TOKENS], [COLD], DEMO_TOKENS)
+    short = layer_errors(demo, 0.1, exact)
+    eight = demo._replace(input_dtype=jnp.float8_e4m3fn)
+    cold = prefill(eight, demo_text(), [DEMO_TOKENS], [COLD], DEMO_TOKENS)
+    errors = layer_errors(eight, 1.0, cold)
+    first = list(demo.groups[0].linear)
+    assert errors[first].max() <= BOUND
+    assert BOUND < np.delete(errors, first).max() < 0.05
+    assert np.delete(errors, first).mean() < np.delete(short, first).mean()
