@@ -19,7 +19,8 @@ class Loop:
 
     Several sets, so that caches hold less than in a model they would. The inputs of each call are
     tied to the round and to the state, and the outputs of every set leave the loop: nothing can be
-    hoisted out of it, or dropped because nobody reads it.
+    hoisted out of it, or dropped because nobody reads it. `expected` seconds a call, so that one
+    run of the program takes about `span` seconds.
     """
 
     def __init__(
@@ -28,10 +29,11 @@ class Loop:
         sets: Sequence[Any],
         state: Any,
         expected: float,
+        span: float = 0.04,
     ) -> None:
         self._sets, self._state = list(sets), state
         # A CPU interprets the kernels, for a dry run: once is enough.
-        rounds = max(1, min(200, round(0.04 / max(expected, 1e-7) / len(sets))))
+        rounds = max(1, min(200, round(span / max(expected, 1e-7) / len(sets))))
         rounds = rounds if jax.default_backend() == "gpu" else 1
         self.calls = rounds * len(sets)
 

@@ -104,14 +104,18 @@ class KernelCase:
 
 
 def all_cases() -> list[KernelCase]:
-    layouts = [(1, 2048), (1, 8192), (1, 32768), (4, 8192), (8, 1024)]
-    names = ("gdn-16x32x128", "kda-32x32x128")
-    cases = [KernelCase(HEAD_SHAPES[name], *layout) for name in names for layout in layouts]
-    wide = HEAD_SHAPES["gdn-16x48x128"]
-    cases += [KernelCase(wide, *layout) for layout in layouts[:3]]
-    cases += [KernelCase(HEAD_SHAPES["gdn-30x30x96x192"], 1, 8192)]
-    cases += [KernelCase(HEAD_SHAPES[name], n, 1) for name in names for n in (1, 32, 128, 256)]
-    return cases
+    """Those that decide first: a run may be cut short."""
+    gdn, kda, wide, olmo = (
+        HEAD_SHAPES[name]
+        for name in ("gdn-16x32x128", "kda-32x32x128", "gdn-16x48x128", "gdn-30x30x96x192")
+    )
+    both = (gdn, kda)
+    cases = [KernelCase(shape, 1, 8192) for shape in both]
+    cases += [KernelCase(shape, n, 1) for shape in both for n in (1, 128, 256, 32)]
+    layouts = ((1, 2048), (8, 1024), (4, 8192), (1, 32768))
+    cases += [KernelCase(shape, *layout) for layout in layouts for shape in both]
+    cases += [KernelCase(wide, 1, length) for length in (2048, 8192, 32768)]
+    return [*cases, KernelCase(olmo, 1, 8192)]
 
 
 def tiny_cases() -> list[KernelCase]:

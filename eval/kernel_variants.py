@@ -51,11 +51,17 @@ def _prepare_tunings(default: PrefillTuning, per_channel: bool) -> Iterator[Pref
 
 
 def _scan_tunings(default: PrefillTuning) -> Iterator[PrefillTuning]:
-    for flip, block, warps in ((True, 64, 4), (True, 128, 8), (False, 32, 4), (False, 64, 4)):
-        for stages in (1, 2, 3, 4):
-            yield replace(
-                default, transposed=flip, value_block=block, scan_warps=warps, scan_stages=stages
-            )
+    forms = (
+        (dict(transposed=True, value_block=64), (2, 3, 4)),
+        (dict(transposed=True, value_block=64, turn_by_product=True), (2, 3, 4, 5)),
+        (dict(transposed=True, value_block=128, scan_warps=8), (2, 3)),
+        (dict(transposed=True, value_block=32), (3, 4)),
+        (dict(transposed=False, value_block=32), (2, 3, 4)),
+        (dict(transposed=False, value_block=64), (3, 4)),
+    )
+    for form, stages in forms:
+        for n in stages:
+            yield replace(default, scan_stages=n, **form)
 
 
 def variants(case: KernelCase, interpret: bool) -> list[Variant]:

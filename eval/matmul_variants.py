@@ -40,10 +40,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def tunings(rows: int) -> list[SkinnyTuning]:
     if rows <= MAX_VECTOR_ROWS:
-        grid = product((2, 4, 8), (512, 1024), (2, 4), (1, 3))
-    else:
-        grid = product((16, 32), (128, 256, 512), (2, 4), (2, 4))
-    return [SkinnyTuning(*values) for values in grid]
+        grid = product((1, 2, 4), (256, 512, 1024), (1, 2, 4), (1, 3, 5))
+        return [SkinnyTuning(*values) for values in grid if values[0] * values[1] >= 512]
+    grid = product((16, 32, 64), (128, 256), (2, 4), (2, 3, 4, 6))
+    return [SkinnyTuning(o, i, w, stages=s) for o, i, w, s in grid]
 
 
 def run(args: argparse.Namespace) -> None:
@@ -89,7 +89,7 @@ def run(args: argparse.Namespace) -> None:
                     def step(x: Any, w: Any) -> Any:
                         return call(x, w, tuning), x
 
-                    loop = Loop(step, sets, x, size / rate)
+                    loop = Loop(step, sets, x, size / rate, span=0.015)
                     loop.compile()
                     error = relative_rms(
                         jax.jit(lambda x, w: call(x, w, tuning))(x, sets[0]), found

@@ -1,6 +1,7 @@
 """Suite `profile`: where the device time of one prefill or decode step goes, kernel by kernel.
 
-Steps are run bare (no scheduler), under JAX's profiler; kernels of one name are added up.
+Steps are run bare (no scheduler), under JAX's profiler; kernels of one name are added up. A decode
+step includes the draw of its tokens.
 """
 
 from __future__ import annotations
@@ -24,10 +25,12 @@ from jhybrid.config import require
 from jhybrid.engine.arguments import add_engine_arguments
 from jhybrid.engine.build import create_engine, engine_config
 from jhybrid.engine.model_runner import ModelRunner
+from jhybrid.engine.sampler import SampleMode
 
 from .results import Result, ResultsFile
 
 REPEAT = 5
+GREEDY = SampleMode.GREEDY
 
 
 @dataclass(frozen=True)
@@ -110,9 +113,9 @@ def make_call(runner: ModelRunner, step: Step) -> Call:
         batch.page_table[0, :needed] = tables[0]
         batch.segments.cu[1:] = step.size
         batch.segments.store[0] = 0
-        args: tuple[Any, ...] = (batch,)
-        name, size, function = "prefill", (step.size, 2), runner.prefill
         values: tuple[Any, ...] = (runner.params, runner.caches, batch)
+        compile_it = lambda: runner.prepare("prefill", (step.size, 2), values)  # noqa: E731
+        return Call(compile_it, lambda: runner.prefill(batch))
     else:
         size = (max(2, step.size),)
         batch = runner.empty_decode(size[0])
@@ -123,10 +126,14 @@ def make_call(runner: ModelRunner, step: Step) -> Call:
         last = tables[:, step.context // page_size]
         batch.kv_slots[: step.size] = last * page_size + step.context % page_size
         batch.state_slots[: step.size] = np.arange(step.size)
-        args, name, function = (rows, batch), "decode", runner.decode
         values = (runner.params, runner.caches, runner.rows.params.last_token, rows, batch)
-    compile_it = lambda: runner.prepare(name, size, values)  # noqa: E731
-    return Call(compile_it, lambda: function(*args))
+        drawn = (runner.params, runner.rows, runner.hidden_shape(size[0]), rows)
+
+        def compile_both() -> None:
+            runner.prepare("decode", size, values)
+            runner.prepare(f"draw-{GREEDY.name}", size, drawn)
+
+        return Call(compile_both, lambda: runner.draw(runner.decode(rows, batch), rows, GREEDY))
 
 
 def median_seconds(call: Call) -> float:

@@ -82,6 +82,11 @@ def iota(shape: tuple[int, ...], dimension: int) -> Array:
     return lax.broadcasted_iota(jnp.int32, shape, dimension)
 
 
+def exp(x: Array) -> Array:
+    """e^x in two instructions; the exact one takes ten."""
+    return jnp.exp2(x * 1.4426950408889634)
+
+
 def barrier(interpret: bool) -> None:
     """Order a program's accesses to memory among its threads."""
     if not interpret:

@@ -360,11 +360,11 @@ class ModelRunner:
             yield "decode", (size,), args
         for size in sorted({*b.prefill_sequences, *b.decode}):
             for mode in SampleMode:
-                args = (params, rows, self._hidden(size), np.full(size, -1, np.int32))
+                args = (params, rows, self.hidden_shape(size), np.full(size, -1, np.int32))
                 yield f"draw-{mode.name}", (size,), args
         for tokens in b.prefill_tokens:
             targets = np.zeros(tokens, np.int32)
-            yield "prompt_logprobs", (tokens,), (params, self._hidden(tokens), targets)
+            yield "prompt_logprobs", (tokens,), (params, self.hidden_shape(tokens), targets)
         row = jax.tree.map(lambda x: np.zeros(x.shape[1:], x.dtype), rows)
         pairs, zero = np.full(b.decode[-1], -1, np.int32), np.int32(0)
         yield "copy_pages", (), (caches, (pairs, pairs), (pairs, pairs))
@@ -390,7 +390,7 @@ class ModelRunner:
     def warm_up_steps(self) -> int:
         return sum(1 for _ in self._warm_up_calls())
 
-    def _hidden(self, size: int) -> jax.ShapeDtypeStruct:
+    def hidden_shape(self, size: int) -> jax.ShapeDtypeStruct:
         width, dtype = self.config.hidden_size, self.params.embedding.dtype
         return jax.ShapeDtypeStruct((size, width), dtype, sharding=self._replicated)
 

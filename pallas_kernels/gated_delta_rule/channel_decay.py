@@ -27,7 +27,7 @@ import numpy as np
 from jax import Array
 from jax.typing import DTypeLike
 
-from ..triton import Dot, iota
+from ..triton import Dot, exp, iota
 from .inverse import halving_mask
 
 EXPONENT_LIMIT = 72.0  # exp(72) times a key, and its inverse, are normal in float32 and bf16
@@ -78,7 +78,7 @@ def _add_leaf_pairs(
             qk = jnp.where(i == j, qk + jnp.sum(q * k, axis=1)[:, None], qk)
         return kk, qk
     relative = sum_of(2, jnp.maximum(g, -2 * EXPONENT_LIMIT / leaf))
-    row, column = jnp.exp(relative), k * jnp.exp(-relative)
+    row, column = exp(relative), k * exp(-relative)
     same_leaf = (i // leaf == j // leaf) & (i >= j)
     kk = jnp.where(same_leaf, kk + dot(k * row, column, tb=True), kk)
     if q is not None and qk is not None:
@@ -104,11 +104,11 @@ def add_decayed_products(
     size = k.shape[0]
     kk, qk = _add_leaf_pairs(sums, q, k, g, sum_of, leaf, leaf_dot)
     for n, level in enumerate(range(leaf.bit_length() - 1, size.bit_length() - 1)):
-        decay = jnp.exp(jnp.minimum(sum_of(3 + n, g), 0.0))
+        decay = exp(jnp.minimum(sum_of(3 + n, g), 0.0))
         mask, decayed = halving_mask(size, level), k * decay
         kk = jnp.where(mask, kk + dot(decayed, decayed, tb=True), kk)
         if q is not None and qk is not None:
             qk = jnp.where(mask, qk + dot(q * decay, decayed, tb=True), qk)
-    from_start, to_end = (jnp.exp(jnp.minimum(sum_of(n, g), 0.0)) for n in (0, 1))
+    from_start, to_end = (exp(jnp.minimum(sum_of(n, g), 0.0)) for n in (0, 1))
     out = Decayed(None if q is None else q * from_start, k * from_start, k * to_end)
     return (kk, qk), out

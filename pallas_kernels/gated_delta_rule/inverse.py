@@ -20,18 +20,18 @@ def halving_mask(size: int, level: int) -> Array:
 
 
 def unit_lower_inverse(
-    a: Array, a_ref: Any, x_ref: Any, cell: tuple[Array, Array], leaf: int, dot: Dot
+    a: Array, work_ref: Any, cell: tuple[Array, Array], leaf: int, dot: Dot
 ) -> Array:
     """Diagonal blocks of `leaf` rows by substitution, then doubled by block elimination.
 
     Both are exact formulas that stay small for repeated keys, where a product of powers of A
     does not. For the substitution a thread owns a column of its block's inverse, and every other
-    layout would exchange rows between threads at each of its steps; so A goes through memory:
-    `a_ref[cell]` and `x_ref[cell]`, both [C, C], are overwritten.
+    layout would exchange rows between threads at each of its steps; so A goes there, and the
+    blocks come back, through `work_ref[cell]` [C, C].
     """
     size = a.shape[0]
     whole = (*cell, pl.ds(0, size), pl.ds(0, size))
-    a_ref[whole] = a.astype(a_ref.dtype)
+    work_ref[whole] = a.astype(work_ref.dtype)
     barrier(dot.interpret)
     column = iota((size,), 0)
     first = column // leaf * leaf  # row of the block of each column
@@ -39,13 +39,15 @@ def unit_lower_inverse(
     for i in range(leaf):
         x = jnp.where(column - first == i, 1.0, 0.0)
         for m, known in enumerate(rows):
-            factor = plt.load(a_ref.at[(*cell, first + i, first + m)])
+            factor = plt.load(work_ref.at[(*cell, first + i, first + m)])
             x = x - factor.astype(jnp.float32) * known
         rows.append(x)
-        plt.store(x_ref.at[(*cell, first + i, column)], x.astype(x_ref.dtype))
+    barrier(dot.interpret)
+    for i, x in enumerate(rows):
+        plt.store(work_ref.at[(*cell, first + i, column)], x.astype(work_ref.dtype))
     barrier(dot.interpret)
     same_leaf = iota((size, size), 0) // leaf == iota((size, size), 1) // leaf
-    inverse = plt.load(x_ref.at[whole], mask=same_leaf, other=0.0).astype(jnp.float32)
+    inverse = plt.load(work_ref.at[whole], mask=same_leaf, other=0.0).astype(jnp.float32)
     for level in range(leaf.bit_length() - 1, size.bit_length() - 1):
         below = jnp.where(halving_mask(size, level), a, 0.0)
         inverse = inverse - dot(inverse, dot(below, inverse))

@@ -27,7 +27,7 @@ from jax.experimental.pallas import triton as plt
 from jax.typing import DTypeLike
 
 from ..ragged import TileRanges
-from ..triton import Dot, dividing_block, iota, power_of_two_blocks, triton_call
+from ..triton import Dot, dividing_block, exp, iota, power_of_two_blocks, triton_call
 from .channel_decay import LEAST, add_decayed_products, sum_masks
 from .inputs import Activation, Gates
 from .inverse import unit_lower_inverse
@@ -39,11 +39,11 @@ class Prepared(NamedTuple):
     """What the scan reads. In GDN queries and keys are shared by the value heads of a key head."""
 
     t: Any  # [N, H, C, C]
-    p: Any  # [N, H, C, C]; without outputs only workspace
     value_size: Any  # [H, N] the tile's largest value
     decay: Any  # over the tile: [N, H], KDA [N, H, K]
     k: Any  # [N, Hk, C, K]; KDA: decayed from the tile's start
     q: Any = None  # likewise; None without outputs
+    p: Any = None  # [N, H, C, C]; None without outputs
     k_to_end: Any = None  # KDA: [N, H, C, K]
     from_start: Any = None  # GDN: decays of rows [N, H, C]
     to_end: Any = None
@@ -117,15 +117,19 @@ class _Tile:
         sizes = (jnp.max(jnp.abs(v.astype(jnp.float32))) for v in values)
         self.out.value_size[head, self.index] = functools.reduce(jnp.maximum, sizes)
 
-    def store_products(self, head: Any, kk: Array, qk: Array | None, beta: Array) -> None:
-        """T and P of a head from the products of its keys with its keys and queries."""
+    def store_p(self, head: Any, qk: Array) -> None:
+        i, j = iota(qk.shape, 0), iota(qk.shape, 1)
+        cell = self.index, head
+        self.out.p[cell] = jnp.where(i >= j, qk, 0.0).astype(self.out.p.dtype)
+
+    def store_t(self, head: Any, kk: Array) -> None:
+        """From the products of decayed keys."""
         i, j = iota(kk.shape, 0), iota(kk.shape, 1)
+        cell, beta = (self.index, head), self.beta(head)
         a = jnp.where(i > j, kk * beta[:, None], 0.0)
-        cell, leaf = (self.index, head), self.options.tuning.inverse_leaf
-        inverse = unit_lower_inverse(a, self.out.p, self.out.t, cell, leaf, self.dot)
+        leaf = self.options.tuning.inverse_leaf
+        inverse = unit_lower_inverse(a, self.out.t, cell, leaf, self.dot)
         self.out.t[cell] = (inverse * beta[None, :]).astype(self.out.t.dtype)
-        if qk is not None:
-            self.out.p[cell] = jnp.where(i >= j, qk, 0.0).astype(self.out.p.dtype)
 
 
 def _head_decay(g: Array, exact: bool) -> tuple[Array, Array, Array]:
@@ -139,49 +143,67 @@ def _head_decay(g: Array, exact: bool) -> tuple[Array, Array, Array]:
     else:
         sums, behind = upto[:, None] - upto[None, :], jnp.sum(g) - upto
     # masked before the exponential: above the diagonal it would overflow
-    decay = jnp.exp(jnp.where(i >= j, jnp.minimum(sums, 0.0), 0.0))
-    return decay, jnp.exp(upto), jnp.exp(jnp.minimum(behind, 0.0))
+    decay = exp(jnp.where(i >= j, jnp.minimum(sums, 0.0), 0.0))
+    return decay, exp(upto), exp(jnp.minimum(behind, 0.0))
 
 
 def _head_kernel(t: _Tile) -> None:
-    """Decay per head; a program takes the value heads of a key head in turn."""
+    """Decay per head; a program takes the value heads of a key head in turn.
+
+    First all that concerns queries, then keys alone: fewer arrays are held at a time.
+    """
     inputs, out, options = t.inputs, t.out, t.options
     key_head, key_dim = t.head, options.key_dim
     group = inputs.beta.shape[1] // inputs.qkv.shape[1]
     blocks = power_of_two_blocks(key_dim)
+    exact = inputs.qkv.dtype != jnp.bfloat16
 
-    def normalised(queries: bool, ref: Any) -> tuple[list[Array], Array]:
-        """The inputs and the scales of their rows; the normalised ones are stored."""
+    def load(queries: bool) -> tuple[list[Array], Array]:
+        """The inputs, and the scales that normalise their rows."""
         parts = [t.load_keys(key_head, block, queries) for block in blocks]
-        scale = t.inverse_norm(parts) * (key_dim**-0.5 if queries else 1.0)
+        return parts, t.inverse_norm(parts) * (key_dim**-0.5 if queries else 1.0)
+
+    def store(ref: Any, parts: list[Array], scale: Array) -> None:
         for block, x in zip(blocks, parts, strict=True):
             x = (x.astype(jnp.float32) * scale[:, None]).astype(ref.dtype)
             ref[t.index, key_head, :, pl.ds(*block)] = x
-        return parts, scale
 
-    k, k_scale = normalised(False, out.k)
-    kk = functools.reduce(jnp.add, map(t.exact_dot, k, k))
-    kk = kk * (k_scale[:, None] * k_scale[None, :])
-    qk = None
-    if options.outputs:
-        q, q_scale = normalised(True, out.q)
-        qk = functools.reduce(jnp.add, map(t.exact_dot, q, k))
-        qk = qk * (q_scale[:, None] * k_scale[None, :])
+    def products(a: list[Array], b: list[Array], a_scale: Array, b_scale: Array) -> Array:
+        x = functools.reduce(jnp.add, map(t.exact_dot, a, b))
+        return x * (a_scale[:, None] * b_scale[None, :])
 
-    def one_head(place: Array, carry: Array) -> Array:
-        head = key_head * group + place
+    def log_decay(head: Any) -> Array:
         z = t.load(inputs.decay, head).astype(jnp.float32)
         rate, bias = (ref[t.gate_set, head] for ref in (inputs.A_log, inputs.dt_bias))
-        g = jnp.where(t.valid, options.activation.log_decay(z, rate, bias), 0.0)
-        decay, from_start, to_end = _head_decay(g, exact=inputs.qkv.dtype != jnp.bfloat16)
-        out.decay[t.index, head] = jnp.exp(jnp.sum(g))
+        return jnp.where(t.valid, options.activation.log_decay(z, rate, bias), 0.0)
+
+    def of_group(store_head: Callable[[Any, Any], None]) -> None:
+        def one_head(place: Array, carry: Array) -> Array:
+            store_head(place, key_head * group + place)
+            return carry
+
+        lax.fori_loop(0, group, one_head, jnp.int32(0))
+
+    if options.outputs:
+        (q, q_scale), (k, k_scale) = load(True), load(False)
+        store(out.q, q, q_scale)
+        qk = products(q, k, q_scale, k_scale)
+        of_group(lambda _, head: t.store_p(head, qk * _head_decay(log_decay(head), exact)[0]))
+
+    k, k_scale = load(False)
+    store(out.k, k, k_scale)
+    kk = products(k, k, k_scale, k_scale)
+
+    def store_head(place: Any, head: Any) -> None:
+        g = log_decay(head)
+        decay, from_start, to_end = _head_decay(g, exact)
+        out.decay[t.index, head] = exp(jnp.sum(g))
         out.from_start[t.index, head] = from_start
         out.to_end[t.index, head] = to_end
         t.store_value_size(key_head, place, head)
-        t.store_products(head, kk * decay, None if qk is None else qk * decay, t.beta(head))
-        return carry
+        t.store_t(head, kk * decay)
 
-    lax.fori_loop(0, group, one_head, jnp.int32(0))
+    of_group(store_head)
 
 
 def _channel_kernel(t: _Tile) -> None:
@@ -223,14 +245,16 @@ def _channel_kernel(t: _Tile) -> None:
         store(out.k, decayed.k_from_start, part)
         store(out.k_to_end, decayed.k_to_end, part)
         rounded = g.astype(inputs.masks.dtype).astype(jnp.float32)
-        out.decay[t.index, head, part] = jnp.exp(jnp.sum(rounded, axis=0))
+        out.decay[t.index, head, part] = exp(jnp.sum(rounded, axis=0))
         return sums
 
     zeros = jnp.zeros((t.size, t.size), jnp.float32)
     start = (zeros, zeros if options.outputs else None)
     kk, qk = lax.fori_loop(0, key_dim // width, add_block, start)
     t.store_value_size(key_head, head % (inputs.beta.shape[1] // inputs.qkv.shape[1]), head)
-    t.store_products(head, kk, qk, t.beta(head))
+    if qk is not None:
+        t.store_p(head, qk)
+    t.store_t(head, kk)
 
 
 def _kernel(*refs: Any, names: tuple[str, ...], options: Options) -> None:
@@ -257,13 +281,12 @@ def prepare(
     key_tiles = tile(count, heads if per_channel else key_heads, tuning.chunk, keys)
     shapes = {
         "t": tile(*cells, tuning.chunk),
-        "p": tile(*cells, tuning.chunk),
         "value_size": out(heads, count),
         "decay": out(count, heads, keys) if per_channel else out(count, heads),
         "k": key_tiles,
     }
     if options.outputs:
-        shapes["q"] = key_tiles
+        shapes["q"], shapes["p"] = key_tiles, tile(*cells, tuning.chunk)
     inputs = _Inputs(tiles.start, tiles.rows, gate_set, qkv, *gates)
     if per_channel:
         shapes["k_to_end"] = key_tiles

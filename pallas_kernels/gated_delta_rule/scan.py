@@ -112,13 +112,17 @@ class _Chain:
         steps = lax.div(behind - begin + 127, jnp.int32(128))
         return lax.fori_loop(0, steps, widen, jnp.maximum(largest, SMALLEST))
 
-    def read_ahead(self, segment: Array, tile: Array) -> _Scalings:
-        """Of a tile of the segment; zeros behind its last."""
-        inputs, tiles = self.inputs, self.tiles
+    def values_of(self, segment: Array, tile: Array) -> Array:
+        inputs = self.inputs
         token = inputs.cu[segment] + (tile - inputs.tile[segment]) * self.size
         valid = (token + iota((self.size,), 0) < inputs.cu[segment + 1])[:, None]
         at = inputs.qkv.at[pl.ds(token, self.size), self.key_head, self.values_in]
-        v = plt.load(at, mask=valid, other=0.0)
+        return plt.load(at, mask=valid, other=0.0)
+
+    def read_ahead(self, segment: Array, tile: Array) -> _Scalings:
+        """Of a tile of the segment; zeros behind its last."""
+        tiles = self.tiles
+        v = self.values_of(segment, tile)
         tile = jnp.minimum(tile, tiles.t.shape[0] - 1)
         if self.per_channel:
             decay = tuple(tiles.decay[tile, self.head, part] for part in self.parts)
@@ -148,7 +152,14 @@ class _Chain:
         known = of_state(k)
         if ahead.from_start is not None:
             known = self.of_rows(known, ahead.from_start)
-        v = self.turned(ahead.v).astype(jnp.float32) * (1.0 / unit)
+        if self.options.tuning.turn_by_product and flip:
+            eye = iota((self.size, self.size), 0) == iota((self.size, self.size), 1)
+            v = Dot("bf16", self.options.interpret)(
+                self.values_of(segment, tile), eye.astype(jnp.bfloat16), ta=True
+            )
+        else:
+            v = self.turned(ahead.v).astype(jnp.float32)
+        v = v * (1.0 / unit)
         new = of_tokens(tiles.t[tile, self.head], v - known)
         if self.options.outputs:
             o = of_state(key_tile(tiles.q))
@@ -181,6 +192,10 @@ class _Chain:
 
             def step(tile: Array, carry: tuple[State, _Scalings]) -> tuple[State, _Scalings]:
                 state, ahead = carry
+                if self.options.tuning.turn_by_product:
+                    return self.tile_step(
+                        segment, tile, state, self.read_ahead(segment, tile), unit
+                    ), ahead
                 following = self.read_ahead(segment, tile + 1)
                 return self.tile_step(segment, tile, state, ahead, unit), following
 

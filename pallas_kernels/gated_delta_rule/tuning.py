@@ -27,6 +27,8 @@ class PrefillTuning:
     scan_stages: int = 3
     transposed: bool = True  # carry S^T in registers as the left operand of every product
 
+    turn_by_product: bool = False
+
     @property
     def tile_dtype(self) -> DTypeLike:
         return jnp.float16 if self.products == "f16" else jnp.float32

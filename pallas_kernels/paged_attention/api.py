@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import jax.numpy as jnp
-from jax import Array
+from jax import Array, lax
 from jaxtyping import Float, Int32
 
 from ..triton import Implementation, use_pallas
-from . import kernel, reference, tuning, work
+from . import kernel, library, reference, tuning, work
 
 
 def _choose(implementation: Implementation | None, q: Array, value_dim: int) -> bool:
@@ -45,21 +45,26 @@ def ragged_paged_attention(
     A query at position p sees keys 0..p of its sequence; positions rise within a sequence. Tokens
     behind the last sequence give finite values that mean nothing. `values` None takes the first
     `value_dim` entries of each key as its value (MLA latents). `tile` is of the XLA form.
+
+    None is, on a GPU, cuDNN for one long prompt from its first token on (library.py) and the Pallas
+    kernel for all else.
     """
     width = value_dim if value_dim is not None else keys.shape[-1]
     if _choose(implementation, q, width):
-        return prefill(
-            q,
-            keys,
-            values,
-            layer,
-            positions,
-            cu_seqlens,
-            page_table,
-            scale=scale,
-            value_dim=width,
-            interpret=interpret,
-        )
+
+        def by_kernel() -> Array:
+            at = (positions, cu_seqlens, page_table)
+            options = {"scale": scale, "value_dim": width, "interpret": interpret}
+            return prefill(q, keys, values, layer, *at, **options)
+
+        if implementation == "pallas" or values is None or not library.covers(q, values):
+            return by_kernel()
+
+        def by_library() -> Array:
+            return library.attend(q, keys, values, layer, cu_seqlens, page_table, scale=scale)
+
+        whole = library.one_whole_prompt(positions, cu_seqlens)
+        return lax.cond(whole, by_library, by_kernel)
     return reference.ragged_paged_attention(
         q,
         keys,
@@ -125,9 +130,9 @@ def decode(
     heads = kernel.head_blocks(q.shape[1], keys.shape[3], tuned.rows)
     context = page_table.shape[1] * keys.shape[2]
     left = 4 * q.shape[1] * value_dim
-    cut = tuning.cut(q.shape[0], heads.blocks, left, context, tuned)
+    cut = tuning.make_cut(q.shape[0], heads.blocks, left, context, tuned)
     tiles = work.decode_tiles(positions)
-    pieces = work.make_pieces(tiles, cut, tuned.block)
+    pieces = work.make_pieces(tiles, cut, tuned)
     args = (q, keys, values, layer, positions, page_table, tiles, pieces, cut, tuned)
     return kernel.attend(*args, scale=scale, value_dim=value_dim, interpret=interpret)
 
@@ -152,11 +157,8 @@ def prefill(
     per_tile = tuned.rows // heads.together
     tiles = work.prefill_tiles(positions, cu_seqlens, per_tile)
     count, context = tiles.keys.shape[0], page_table.shape[1] * keys.shape[2]
-    if tuning.fills_device(count, heads.blocks, tuned):
-        cut = tuning.uncut(count, context)
-    else:
-        left = 4 * per_tile * q.shape[1] * value_dim
-        cut = tuning.cut(count, heads.blocks, left, context, tuned)
-    pieces = work.make_pieces(tiles, cut, tuned.block)
+    left = 4 * per_tile * q.shape[1] * value_dim
+    cut = tuning.make_cut(count, heads.blocks, left, context, tuned)
+    pieces = work.make_pieces(tiles, cut, tuned)
     args = (q, keys, values, layer, positions, page_table, tiles, pieces, cut, tuned)
     return kernel.attend(*args, scale=scale, value_dim=value_dim, interpret=interpret)

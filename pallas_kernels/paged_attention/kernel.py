@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import functools
 import math
+import struct
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -24,12 +25,12 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plt
 
 from ..triton import Dot, iota, power_of_two_blocks, triton_call
-from .tuning import Cut, Tuning
+from .tuning import Cut, Tuning, programs
 from .work import Pieces, Tiles
 
 NEVER = -1e30  # of a key that is not visible; finite, so that a row that sees nothing has no NaN
 WIDEST = 256  # block of a head dim
-COMBINED = 16  # pieces merged at once
+COMBINED = 32  # pieces merged at once
 
 Sums = tuple[Array, Array, tuple[Array, ...]]  # top, total, acc
 
@@ -63,6 +64,23 @@ def _columns(part: tuple[int, int]) -> Array:
     return part[0] + iota((1, part[1]), 1)
 
 
+def _powers(scores: Array, factor: float, high: Array, interpret: bool) -> Array:
+    """2^(factor scores - high) in two instructions an element. (Triton's exp2 takes five, to be
+    right for results below 1e-38.)"""
+    shape = scores.shape
+    if interpret:
+        return jnp.exp2(scores * factor - high[:, None])
+    literal = struct.pack(">f", factor).hex()
+    asm = f"{{ .reg .f32 x; fma.rn.ftz.f32 x, $1, 0f{literal}, $2; ex2.approx.ftz.f32 $0, x; }}"
+    return plt.elementwise_inline_asm(
+        asm,
+        args=(scores, jnp.broadcast_to(-high[:, None], shape)),
+        constraints="=f,f,f",
+        pack=1,
+        result_shape_dtypes=(jax.ShapeDtypeStruct(shape, jnp.float32),),
+    )[0]
+
+
 def _kernel(
     layer_ref: Any,
     count_ref: Any,
@@ -89,7 +107,7 @@ def _kernel(
     blocks_of_group = heads.blocks // heads.kv_heads
     kv_head = pl.program_id(0) // blocks_of_group
     in_group = (pl.program_id(0) % blocks_of_group) * heads.together
-    layer = layer_ref[0]
+    layer, factor = layer_ref[0], scale * math.log2(math.e)
     row = iota((tuning.rows,), 0)
     row_token, row_head = row // heads.together, in_group + row % heads.together
     head = kv_head * heads.group + row_head
@@ -101,7 +119,7 @@ def _kernel(
         if queries_refs is not None:
             start, tokens, sequence = (ref[tile] for ref in queries_refs)
         valid = (row_token < tokens) & (row_head < heads.group)
-        token = jnp.where(valid, start + row_token, 0)
+        token = start + row_token
         position = plt.load(positions_ref.at[token], mask=valid, other=-1)
         rows = valid[:, None]
         q = [
@@ -132,18 +150,27 @@ def _kernel(
                 return plt.load(where, mask=inside[:, None], other=0) if masked else plt.load(where)
 
             k = [load(keys_ref, part) for part in key_parts]
-            scores = sum(dot(x, y, tb=True) for x, y in zip(q, k, strict=True))
-            scores = scores * (scale * math.log2(math.e))
+            scores: Any = sum(dot(x, y, tb=True) for x, y in zip(q, k, strict=True))
             if masked:
                 visible = (at[None, :] <= position[:, None]) & inside[None, :]
                 scores = jnp.where(visible, scores, NEVER)
-            high = jnp.maximum(top, jnp.max(scores, axis=1))
-            weights = jnp.exp2(scores - high[:, None])
-            shrink = jnp.exp2(top - high)
-            total = total * shrink + jnp.sum(weights, axis=1)
+            # The largest so far need not be the reference, only near: sums are seldom scaled down.
+            high = jnp.max(scores, axis=1) * factor
+            high = jnp.where(high > top + tuning.slack, high, top)
+            weights = _powers(scores, factor, high, dot.interpret)
+
+            def shrunk() -> tuple[Array, tuple[Array, ...]]:
+                shrink = jnp.exp2(top - high)
+                return total * shrink, tuple(a * shrink[:, None] for a in acc)
+
+            if tuning.slack:
+                total, acc = lax.cond(jnp.max(high - top) > 0, shrunk, lambda: (total, acc))
+            else:
+                total, acc = shrunk()
+            total = total + jnp.sum(weights, axis=1)
             v = k[: len(value_parts)] if latents else [load(values_ref, p) for p in value_parts]
             weights = weights.astype(v[0].dtype)
-            acc = tuple(a * shrink[:, None] + dot(weights, x) for a, x in zip(acc, v, strict=True))
+            acc = tuple(a + dot(weights, x) for a, x in zip(acc, v, strict=True))
             return (high, total, acc), pages
 
         sums = (
@@ -278,7 +305,7 @@ def attend(
     found = _call(
         functools.partial(_kernel, **static),
         "paged_attention",
-        (heads.blocks, cut.programs),
+        (heads.blocks, programs(cut, heads.blocks)),
         (out,) if cut.whole else partial,
         inputs,
         tuning.warps,

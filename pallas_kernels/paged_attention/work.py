@@ -9,7 +9,7 @@ from jax import Array
 from jaxtyping import Int32
 
 from ..ragged import make_tile_ranges, owner
-from .tuning import Cut
+from .tuning import LEAST_PIECE, Cut, Tuning
 
 
 class Queries(NamedTuple):
@@ -65,20 +65,21 @@ def prefill_tiles(
     return Tiles(keys, Queries(ranges.start, ranges.rows, sequence, of_token))
 
 
-def make_pieces(tiles: Tiles, cut: Cut, block: int) -> Pieces:
-    """The keys of each tile in even pieces of whole blocks."""
+def make_pieces(tiles: Tiles, cut: Cut, tuning: Tuning) -> Pieces:
+    """The keys of each tile in even pieces of whole blocks: as many as its own length asks for."""
     index = jnp.arange(cut.tiles, dtype=jnp.int32)
     if cut.whole:  # the longest are late in a sequence: they start first
         order = index[::-1]
-        end = tiles.keys[order]
-        count, of_tile = jnp.full(1, cut.tiles, jnp.int32), jnp.append(index, cut.tiles)
-        return Pieces(order, jnp.zeros_like(order), end, count, of_tile)
-    per_tile = -(-tiles.keys // cut.piece_keys)
+        used, of_tile = jnp.full(1, cut.tiles, jnp.int32), jnp.append(index, cut.tiles)
+        return Pieces(order, jnp.zeros_like(order), tiles.keys[order], used, of_tile)
+    keys = tiles.keys
+    per_tile = jnp.minimum(-(-keys // LEAST_PIECE), cut.least)
+    per_tile = jnp.minimum(jnp.maximum(per_tile, -(-keys // tuning.piece)), cut.most)
     of_tile = jnp.pad(jnp.cumsum(per_tile, dtype=jnp.int32), (1, 0))
     piece = jnp.arange(cut.pieces, dtype=jnp.int32)
     tile = jnp.sum(of_tile[1:-1] <= piece[:, None], axis=1, dtype=jnp.int32)
-    even = -(-tiles.keys // jnp.maximum(per_tile, 1))
-    size = -(-even // block) * block
+    even = -(-keys // jnp.maximum(per_tile, 1))
+    size = -(-even // tuning.block) * tuning.block
     first = (piece - of_tile[tile]) * size[tile]
-    end = jnp.minimum(first + size[tile], tiles.keys[tile])
+    end = jnp.minimum(first + size[tile], keys[tile])
     return Pieces(tile, first, end, of_tile[-1:], of_tile)

@@ -27,7 +27,7 @@ def skinny_matmul(
 
     `combine` is elementwise; None needs G = 1. With `norm` (weight [K], eps) the rows of x are
     RMS-normalised on the way. Every row's result is the same whatever the others
-    are. The kernel takes up to 64 rows of bfloat16; by name, another case is an error.
+    are. The kernel takes up to 32 rows of bfloat16; by name, another case is an error.
     """
     if combine is None and weights.shape[0] != 1:
         raise ValueError(f"{weights.shape[0]} weight matrices and nothing to combine them")

@@ -12,7 +12,7 @@ from pallas_kernels import decode_paged_attention, ragged_paged_attention, write
 from ..assertions import assert_close
 from . import oracle
 
-PAGE, PAGES, LAYERS = 4, 120, 2
+PAGE, PAGES, LAYERS, WIDTH = 4, 130, 2, 80
 
 
 def paged(
@@ -22,7 +22,7 @@ def paged(
     keys = np.full((PAGES, LAYERS, PAGE, kv_heads, dim), np.nan, np.float32)
     values = np.full((PAGES, LAYERS, PAGE, kv_heads, value_dim), np.nan, np.float32)
     free = list(rng.permutation(PAGES - 1))
-    table = np.full((len(lengths), 50), -1, np.int32)
+    table = np.full((len(lengths), WIDTH), -1, np.int32)
     dense_k, dense_v = [], []
     for n, length in enumerate(lengths):
         k = rng.standard_normal((length, kv_heads, dim)).astype(np.float32)
@@ -62,7 +62,7 @@ def test_decode_with_a_padding_row() -> None:
     keys, values, table, dense_k, dense_v = paged(rng, lengths, 2, 16, 16)
     q = rng.standard_normal((4, 4, 16)).astype(np.float32)
     positions = np.array([130, 0, 39, -1], np.int32)
-    table = np.concatenate([table, np.full((1, 50), -1, np.int32)])
+    table = np.concatenate([table, np.full((1, WIDTH), -1, np.int32)])
     attend = jax.jit(decode_paged_attention, static_argnames="scale")
     o = attend(q, keys, values, 1, positions, table, scale=0.25)
     for n in range(3):

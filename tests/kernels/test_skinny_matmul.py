@@ -30,7 +30,7 @@ def expected(x: Any, weights: jax.Array) -> np.ndarray:
     return parts[0] if len(parts) == 1 else parts[0] / (1 + np.exp(-parts[0])) * parts[1]
 
 
-@pytest.mark.parametrize("rows", [1, 2, 4, 5, 16, 17, 64])
+@pytest.mark.parametrize("rows", [1, 2, 4, 5, 16, 17, 32])
 @pytest.mark.parametrize("groups", [1, 2])
 def test_kernel_against_float64(rows: int, groups: int) -> None:
     x, weights = inputs(rows, groups, 48, 1280)
@@ -78,8 +78,8 @@ def test_xla_form_agrees_on_many_rows() -> None:
 
 
 def test_uncovered_shapes_are_refused_by_name() -> None:
-    x, weights = inputs(65, 1, 32, 256)
-    with pytest.raises(NotImplementedError, match="64 rows"):
+    x, weights = inputs(33, 1, 32, 256)
+    with pytest.raises(NotImplementedError, match="32 rows"):
         skinny_matmul(x, weights, implementation="pallas", interpret=True)
     with pytest.raises(ValueError, match="2 weight matrices"):
         skinny_matmul(*inputs(2, 2, 32, 256))

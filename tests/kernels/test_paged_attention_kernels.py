@@ -1,0 +1,199 @@
+"""The attention kernel alone: lengths, head dims, tunings, hostile memory, lowering for CUDA."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pallas_kernels import decode_paged_attention, ragged_paged_attention
+from pallas_kernels.arg_specs import ATTENTION_SHAPES, AttentionShape
+from pallas_kernels.paged_attention import api, library, tuning
+from pallas_kernels.paged_attention.tuning import LEAST_PIECE, Tuning
+
+from ..assertions import assert_close
+from . import oracle
+from .lowering import TRITON_CALL, lower_for_cuda
+from .test_paged_attention import paged
+
+LENGTHS = (1, 15, 16, 17, 63, 65, 2 * LEAST_PIECE - 1, 0)
+F32_BOUND, BF16_BOUND = 1e-5, 5e-3
+SMALL = Tuning(rows=16, block=16, warps=4, stages=2, rounds=1, piece=128)
+
+
+class Inputs:
+    """Sequences of `lengths` tokens with `new` queries each, pages full of NaN around them."""
+
+    def __init__(
+        self,
+        shape: AttentionShape,
+        lengths: tuple[int, ...],
+        new: tuple[int, ...],
+        *,
+        dtype: Any = jnp.float32,
+        size: float = 1.0,
+        padding: int = 0,
+    ) -> None:
+        rng = np.random.default_rng(shape.key_dim)
+        dims = shape.kv_heads, shape.key_dim, shape.value_dim
+        keys, values, table, dense_k, dense_v = paged(rng, lengths, *dims)
+        self.shape, self.new, self.scale = shape, new, shape.key_dim**-0.5
+        self.cu = np.cumsum((0, *new)).astype(np.int32)
+        tokens = int(self.cu[-1]) + padding
+        self.positions = np.full(tokens, -1, np.int32)
+        for n, (length, count) in enumerate(zip(lengths, new, strict=True)):
+            self.positions[self.cu[n] : self.cu[n + 1]] = np.arange(length - count, length)
+        q = size * rng.standard_normal((tokens, shape.heads, shape.key_dim))
+        self.q = jnp.asarray(q, dtype)
+        self.keys = jnp.asarray(keys, dtype)
+        self.values = None if shape.latent else jnp.asarray(values, dtype)
+        self.table = table
+        if shape.latent:
+            dense_v = [k[..., : shape.value_dim] for k in dense_k]
+        self.dense = [
+            tuple(np.asarray(jnp.asarray(x, dtype).astype(jnp.float32)) for x in pair)
+            for pair in zip(dense_k, dense_v, strict=True)
+        ]
+
+    @property
+    def options(self) -> dict[str, Any]:
+        return {"scale": self.scale, "value_dim": self.shape.value_dim, "interpret": True}
+
+    def decode(self, tuned: Tuning | None = None, **changed: Any) -> np.ndarray:
+        args = {"q": self.q, "positions": self.positions, "table": self.table} | changed
+        run = jax.jit(functools.partial(api.decode, tuned=tuned, **self.options))
+        o = run(args["q"], self.keys, self.values, 1, args["positions"], args["table"])
+        return np.asarray(o.astype(jnp.float32))
+
+    def prefill(self, tuned: Tuning | None = None) -> np.ndarray:
+        run = jax.jit(functools.partial(api.prefill, tuned=tuned, **self.options))
+        at = self.positions, self.cu, self.table
+        o = run(self.q, self.keys, self.values, 1, *at)
+        return np.asarray(o.astype(jnp.float32))
+
+    def check(self, o: np.ndarray, bound: float) -> None:
+        """Every sequence against the oracle, zeros where nothing is seen."""
+        q = np.asarray(self.q.astype(jnp.float32))
+        for n, (k, v) in enumerate(self.dense):
+            part = slice(self.cu[n], self.cu[n + 1])
+            if part.start < part.stop and len(k):
+                expected = oracle.attention(q[part], k, v, self.positions[part], self.scale)
+                assert_close(f"sequence {n} of {len(k)}", o[part], expected, bound)
+        np.testing.assert_array_equal(o[self.positions < 0], 0)
+
+
+GQA = AttentionShape("gqa", 6, 2, 48, 48)
+LATENT = AttentionShape("latent", 20, 1, 48, 32, latent=True)
+SHAPES = {
+    "three heads a group, 32 + 16 channels": GQA,
+    "one head a group, values of another width": AttentionShape("mha", 2, 2, 16, 32),
+    "latents, more heads than rows": LATENT,
+}
+
+
+@pytest.mark.parametrize("dtype, bound", [(jnp.float32, F32_BOUND), (jnp.bfloat16, BF16_BOUND)])
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=list(SHAPES))
+def test_decode_of_any_length(shape: AttentionShape, dtype: Any, bound: float) -> None:
+    x = Inputs(shape, LENGTHS, (1,) * len(LENGTHS), dtype=dtype)
+    x.check(x.decode(SMALL), bound)
+
+
+@pytest.mark.parametrize("dtype, bound", [(jnp.float32, F32_BOUND), (jnp.bfloat16, BF16_BOUND)])
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=list(SHAPES))
+def test_prefill_behind_prefixes(shape: AttentionShape, dtype: Any, bound: float) -> None:
+    """Prefixes end within pages, a sequence is empty, the batch has padding behind it."""
+    lengths, new = (1, 17, 0, 65, 250, 70), (1, 16, 0, 65, 3, 41)
+    x = Inputs(shape, lengths, new, dtype=dtype, padding=5)
+    x.check(x.prefill(SMALL), bound)
+
+
+@pytest.mark.parametrize(
+    "tuned",
+    [
+        Tuning(rows=64, block=32, warps=4, stages=1, rounds=4, piece=256),
+        Tuning(rows=32, block=64, warps=8, stages=3, rounds=1, piece=1024),
+        None,
+    ],
+    ids=["64x32", "32x64", "default"],
+)
+def test_tunings_change_no_result(tuned: Tuning | None) -> None:
+    x = Inputs(GQA, (300, 33), (40, 33))
+    x.check(x.prefill(tuned), F32_BOUND)
+    x = Inputs(GQA, (300, 33), (1, 1))
+    x.check(x.decode(tuned), F32_BOUND)
+
+
+def test_uncut_tiles_write_their_outputs_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = Inputs(GQA, (130, 20), (30, 20), padding=3)
+    monkeypatch.setattr(tuning, "PARTIAL_BYTES", 0)
+    x.check(x.prefill(SMALL), F32_BOUND)
+
+
+def test_a_whole_prompt_by_the_library() -> None:
+    """Everything but cuDNN itself, which needs a GPU."""
+    x = Inputs(GQA, (0, 61), (0, 61), padding=6)
+    cu, table = x.cu[1:], x.table[1:]
+    positions = jnp.asarray(x.positions)
+    assert library.one_whole_prompt(positions, jnp.asarray(cu))
+    assert not library.one_whole_prompt(positions + 1, jnp.asarray(cu))
+    assert not library.one_whole_prompt(positions, jnp.array([0, 20, 61]))
+    assert x.values is not None
+    args = (x.q, x.keys, x.values, 1, jnp.asarray(cu), jnp.asarray(table))
+    o = np.array(library.attend(*args, scale=x.scale, implementation="xla"))
+    assert np.isfinite(o).all()
+    o[61:] = 0
+    x.check(o, F32_BOUND)
+
+
+@pytest.mark.parametrize("size", [1e-6, 1e4], ids=["tiny", "huge"])
+def test_logits_of_any_size(size: float) -> None:
+    x = Inputs(GQA, (200, 17), (1, 1), size=size)
+    x.check(x.decode(SMALL), F32_BOUND)
+
+
+def test_a_sequence_knows_nothing_of_its_neighbours() -> None:
+    x = Inputs(GQA, (250, 90, 33), (1, 1, 1), dtype=jnp.bfloat16)
+    together = x.decode(SMALL)
+    for n in range(3):
+        alone = np.where(np.arange(3) == n, x.positions, -1).astype(np.int32)
+        np.testing.assert_array_equal(x.decode(SMALL, positions=alone)[n], together[n])
+
+
+def test_runs_are_identical() -> None:
+    x = Inputs(LATENT, (250, 3), (1, 1), dtype=jnp.bfloat16)
+    np.testing.assert_array_equal(x.decode(SMALL), x.decode(SMALL))
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16], ids=["f32", "bf16"])
+@pytest.mark.parametrize("shape", ATTENTION_SHAPES.values(), ids=list(ATTENTION_SHAPES))
+def test_lowers_for_cuda(shape: AttentionShape, dtype: Any) -> None:
+    options: dict[str, Any] = {"scale": 0.1, "implementation": "pallas"}
+    options |= {"value_dim": shape.value_dim}
+
+    def kernels(function: Callable[..., Any], tokens: int, sequences: int) -> int:
+        def ints(*size: int) -> jax.ShapeDtypeStruct:
+            return jax.ShapeDtypeStruct(size, jnp.int32)
+
+        pages = shape.pages(4096, 2, 16, dtype)
+        cu = () if function is decode_paged_attention else (ints(sequences + 1),)
+        avals = (ints(), ints(tokens), *cu, ints(sequences, 2048))
+        run = functools.partial(function, **options)
+        text = lower_for_cuda(run, shape.queries(tokens, dtype), *pages, *avals)
+        return text.count(TRITON_CALL)
+
+    assert kernels(decode_paged_attention, 32, 32) == 2
+    assert kernels(ragged_paged_attention, 64, 2) == 2
+    assert kernels(ragged_paged_attention, 8192, 2) == 1
+
+
+def test_uncovered_shapes_are_refused_by_name() -> None:
+    x = Inputs(AttentionShape("odd", 2, 1, 24, 24), (9,), (1,))
+    args = (x.q, x.keys, x.values, 1, jnp.asarray(x.positions), jnp.asarray(x.table))
+    with pytest.raises(NotImplementedError, match="key dim 24"):
+        decode_paged_attention(*args, scale=1.0, implementation="pallas", interpret=True)
+    decode_paged_attention(*args, scale=1.0)  # XLA takes any
