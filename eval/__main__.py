@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any, Protocol
 
-from . import kernels, model, retention_load, step_profile, ttft
+from . import checkpoint_moves, kernels, model, retention_load, step_profile, ttft
 from .suites import (
     choice,
     curves,
@@ -32,6 +32,7 @@ SUITES: dict[str, Suite] = {
     "model": model,
     "profile": step_profile,
     "retention-load": retention_load,
+    "checkpoint-moves": checkpoint_moves,
     "ttft": ttft,
     "ruler": ruler,
     "longbench": longbench,

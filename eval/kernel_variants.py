@@ -42,26 +42,26 @@ class Variant:
 
 
 def _prepare_tunings(default: PrefillTuning, per_channel: bool) -> Iterator[PrefillTuning]:
-    for warps in (4, 8):
-        for block in (32, 64) if per_channel else (default.key_block,):
-            yield replace(default, prepare_warps=warps, key_block=block)
-    yield replace(default, inverse_leaf=8)
+    for leaf in (16, 8, 4, 2):
+        yield replace(default, inverse_leaf=leaf)
+    yield replace(default, inverse_leaf=4, prepare_warps=8)
     if per_channel:
-        yield replace(default, leaf_products="bf16")
+        for leaf in (8, 4):
+            yield replace(default, inverse_leaf=leaf, leaf_products="bf16")
+            yield replace(default, inverse_leaf=leaf, key_block=16)
+            yield replace(default, inverse_leaf=leaf, decay_leaf=8)
 
 
 def _scan_tunings(default: PrefillTuning) -> Iterator[PrefillTuning]:
-    forms = (
-        (dict(transposed=True, value_block=64), (2, 3, 4)),
-        (dict(transposed=True, value_block=64, turn_by_product=True), (2, 3, 4, 5)),
-        (dict(transposed=True, value_block=128, scan_warps=8), (2, 3)),
-        (dict(transposed=True, value_block=32), (3, 4)),
-        (dict(transposed=False, value_block=32), (2, 3, 4)),
-        (dict(transposed=False, value_block=64), (3, 4)),
+    forms: tuple[tuple[dict[str, Any], tuple[int, ...]], ...] = (
+        ({"value_block": 64, "turn_by_product": True}, (5, 6)),
+        ({"value_block": 32, "turn_by_product": True}, (3, 4, 5, 6)),
+        ({"value_block": 32}, (3, 4, 5)),
+        ({"value_block": 32, "transposed": False}, (3, 4)),
     )
     for form, stages in forms:
         for n in stages:
-            yield replace(default, scan_stages=n, **form)
+            yield replace(default, **{"turn_by_product": False, **form}, scan_stages=n)
 
 
 def variants(case: KernelCase, interpret: bool) -> list[Variant]:
@@ -78,7 +78,7 @@ def variants(case: KernelCase, interpret: bool) -> list[Variant]:
             Variant("decode", t, default, _decode_loop(case, t, expected, interpret))
             for t in tunings[: 2 if interpret else None]
         ]
-    default = PrefillTuning.default(jnp.bfloat16)
+    default = PrefillTuning.default(jnp.bfloat16, case.shape.per_channel)
     out = [Variant("prefill", default, default, _prefill_loop(case, default, expected, interpret))]
     for kernel, make, tunings in (
         ("prepare", _prepare_loop, _prepare_tunings(default, case.shape.per_channel)),

@@ -37,7 +37,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--prefixes", choices=SOURCES, default="sharegpt")
     group.add_argument("--lengths", default="16384,8192,4096,1024", metavar="N,...")
     group.add_argument("--samples", type=positive, default=8, metavar="N", help="of each length")
-    group.add_argument("--a-s", type=float, metavar="X", help="gate input (default: the paper's)")
     group.add_argument("--window", type=positive, default=64, metavar="N", help="w_max of figures")
 
 

@@ -101,7 +101,7 @@ def gated_delta_net_output(
 ) -> Float[Array, "*B D"]:
     """The recurrence's result normalised, gated and projected back to the model's width."""
     key_heads, group = params.A_log.shape
-    o = rms_norm(o.astype(working_dtype(z)), params.norm, config.norm_eps)
     o = o.reshape(*z.shape[:-2], key_heads, group, config.value_dim)
+    o = rms_norm(o.astype(working_dtype(z)), params.norm, config.norm_eps)
     o = o * jax.nn.silu(z.reshape(o.shape).astype(o.dtype))
     return reduce_project(o.astype(z.dtype), params.out)

@@ -1,7 +1,10 @@
 """The pages that keep group inputs: their specification, writing and reading.
 
 Eight-bit rows are e4m3 times a float32 scale of their own, which takes the row's largest entry to
-the largest e4m3 number: residual streams grow from layer to layer and have a few large channels.
+the largest e4m3 number. For the demo model's rows the scale gains little (relative RMS error 2.59 %
+against 2.67 % without, 0.17 % in bfloat16), but streams grow from layer to layer, and beyond 448
+e4m3 has only NaN. A whole replay of such rows leaves states 2 % off, where a tail of 5 % of the
+demo's 512 tokens leaves them 20 to 80 % off.
 """
 
 from __future__ import annotations

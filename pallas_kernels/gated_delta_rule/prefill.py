@@ -31,7 +31,7 @@ def ragged_prefill(
     `layers` [G]: the layer of the pool, and `gate_sets` [G]: the row of the gates' parameters
     that each segment uses (None: the first).
     """
-    tuning = tuning or PrefillTuning.default(qkv.dtype)
+    tuning = tuning or PrefillTuning.default(qkv.dtype, gates.decay.ndim == 3)
     key_dim, value_dim = pool.shape[3:]
     options = Options(key_dim, value_dim, activation, tuning, outputs, interpret)
     tiles = make_tile_ranges(segments.cu, qkv.shape[0], tuning.chunk)

@@ -43,11 +43,14 @@ class SkinnyTuning:
 
     @classmethod
     def default(cls, rows: int, inner: int) -> SkinnyTuning:
+        """Measured on an H200 (eval/notes/skinny_matmul.md)."""
+        if rows <= MAX_VECTOR_ROWS and inner > 4096:
+            return cls(outputs=4, inner=1024, warps=4)
         if rows <= MAX_VECTOR_ROWS:
             return cls(outputs=2, inner=512, warps=1, unroll=5)
         if inner > 4096:
             return cls(outputs=32, inner=256, warps=2, stages=4)
-        return cls(outputs=32, inner=128, warps=4, stages=4)
+        return cls(outputs=32, inner=128, warps=2, stages=3)
 
     def fit(self, count: int, inner: int) -> SkinnyTuning:
         """The nearest tuning that divides the dimensions."""

@@ -41,7 +41,7 @@ from .test_gated_delta_rule import (
 
 GDN = Case("gdn", key_heads=1, heads=2, key_dim=32, value_dim=32)
 KDA = Case("kda", key_heads=1, heads=1, per_channel=True, key_dim=32)
-BF16 = PrefillTuning.default(jnp.bfloat16)
+BF16, KDA_BF16 = (PrefillTuning.default(jnp.bfloat16, per_channel) for per_channel in (False, True))
 
 
 @functools.cache
@@ -82,11 +82,12 @@ def test_any_length(case: Case, length: int) -> None:
     "case, tuning",
     [
         (GDN, replace(BF16, transposed=False)),
-        (GDN, replace(BF16, inverse_leaf=8, value_block=16)),
+        (GDN, replace(BF16, inverse_leaf=16, value_block=16)),
+        (GDN, replace(BF16, turn_by_product=False)),
         (replace(GDN, key_dim=96, value_dim=48), BF16),  # blocks of 64 and 32
-        (KDA, replace(BF16, transposed=False, key_block=16)),
-        (KDA, replace(BF16, decay_leaf=1)),
-        (replace(KDA, decay="strong"), replace(BF16, decay_leaf=8)),
+        (KDA, replace(KDA_BF16, transposed=False, key_block=16)),
+        (KDA, replace(KDA_BF16, decay_leaf=1)),
+        (replace(KDA, decay="strong"), replace(KDA_BF16, decay_leaf=8)),
     ],
 )
 def test_tunings_change_no_result(case: Case, tuning: PrefillTuning) -> None:

@@ -81,7 +81,7 @@ def test_states_of_several_layers(case: Case, implementation: Any, dtype: Any) -
     def expected(layer: int, begin: int, end: int, state: np.ndarray | None) -> np.ndarray:
         own = Gates(gates.decay, gates.beta, gates.A_log[layer], gates.dt_bias[layer])
         wide = jax.tree.map(lambda y: np.asarray(y, np.float64), own)
-        _, _, _, g, beta = unpack(qkv, wide, case.key_dim, ACTIVATION)
+        *_, g, beta = map(np.asarray, unpack(qkv, wide, case.key_dim, ACTIVATION))
         q, k, v, *_ = each(lambda y: y[begin:end], x)
         return oracle.gated_delta_rule(q, k, v, g[begin:end], beta[begin:end], state)[1]
 
@@ -128,7 +128,7 @@ def test_outputs_of_several_layers_are_those_of_each(case: Case, implementation:
 def test_lowers_for_cuda(shape: HeadShape) -> None:
     qkv, gates = shape.inputs(1000)
 
-    def of_layers(x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+    def of_layers(x: Any) -> Any:
         return jax.ShapeDtypeStruct((LAYERS, *x.shape), x.dtype)
 
     gates = gates._replace(A_log=of_layers(gates.A_log), dt_bias=of_layers(gates.dt_bias))

@@ -105,7 +105,7 @@ def test_tail_replay_reuses_all_that_matches_in_turns_and_branches(
     client.completions.create(model="demo", prompt=trunk, max_tokens=1, temperature=0)
     for cut in (33, 200, 301, 377):
         for recovery in ("dense", "tail-replay"):
-            usage = client.completions.create(
+            usage: Any = client.completions.create(
                 model="demo",
                 prompt=f"{trunk[:cut]}{'#@'[recovery == 'dense']} and then",
                 max_tokens=2,
