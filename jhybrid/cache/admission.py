@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
 
 from jhybrid.cache.allocator import PoolCounts
 from jhybrid.cache.offload import Load
-from jhybrid.cache.radix_node import Checkpoint, Lock, PageIds, Refusal
+from jhybrid.cache.radix_node import Checkpoint, Lock, Node, PageIds, Refusal
 
 
 @dataclass(eq=False)
@@ -36,6 +41,22 @@ class Admission:
         if depth < 0:
             raise ValueError(f"state depth must not be negative, got {depth}")
         self.state_depth = depth
+
+
+def count_held(
+    leases: Iterable[Admission], pages: int
+) -> tuple[NDArray[np.int64], Counter[Node], Counter[Node]]:
+    """References on each page, locks on the KV and on the state of each node, by leases alone."""
+    refs = np.zeros(pages, np.int64)
+    locks: Counter[Node] = Counter()
+    state_locks: Counter[Node] = Counter()
+    for lease in leases:
+        held = [*lease.page_table, *(src for src, _ in lease.page_copies)]
+        np.add.at(refs, np.asarray(held, np.intp), 1)
+        locks[lease.lock.node] += 1
+        if lease.lock.checkpoint_node is not None:
+            state_locks[lease.lock.checkpoint_node] += 1
+    return refs, locks, state_locks
 
 
 @dataclass(frozen=True)

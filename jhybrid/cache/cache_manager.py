@@ -23,7 +23,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from jhybrid.cache.admission import Admission, CacheStats, Commit
+from jhybrid.cache.admission import Admission, CacheStats, Commit, count_held
 from jhybrid.cache.allocator import PageAllocator, SlotAllocator
 from jhybrid.cache.host_store import HostMatch, HostStore
 from jhybrid.cache.input_pages import InputPages, InputPolicy
@@ -296,35 +296,20 @@ class CacheManager:
     def check_integrity(self) -> None:
         """Recounts pages, slots and locks of tree and requests. RuntimeError with the numbers."""
         self._tree.check_integrity()
-        refs = np.zeros(self._pages.total, np.int64)
-        locks: dict[int, int] = {}
-        checkpoint_locks: dict[int, int] = {}
-        for lease in self._leases:
-            held = [*lease.page_table, *(src for src, _ in lease.page_copies)]
-            np.add.at(refs, np.asarray(held, np.intp), 1)
-            node, source = lease.lock.node, lease.lock.checkpoint_node
-            locks[node.serial] = locks.get(node.serial, 0) + 1
-            if source is not None:
-                checkpoint_locks[source.serial] = checkpoint_locks.get(source.serial, 0) + 1
+        refs, locks, state_locks = count_held(self._leases, self._pages.total)
         self._pages.check_integrity("running", refs)
         if self.inputs is not None:
             self.inputs.check_integrity(self._pages.free_pages)
         if self.host is not None:
             self.host.check_integrity()
-        slots = {lease.slot for lease in self._leases} | self._reserved
-        self._slots.check_integrity("running", slots)
-        if len(slots) != len(self._leases) + len(self._reserved):
-            raise RuntimeError(
-                f"{len(self._leases)} requests and {len(self._reserved)} reservations hold "
-                f"{len(slots)} slots"
-            )
+        slots = [lease.slot for lease in self._leases] + list(self._reserved)
+        self._slots.check_integrity("running", set(slots))
+        if len(slots) != len(set(slots)):
+            raise RuntimeError(f"requests and reservations share slots: {sorted(slots)}")
         for node in self._tree.walk():
-            held = (locks.get(node.serial, 0), checkpoint_locks.get(node.serial, 0))
+            held = locks[node], state_locks[node]
             if (node.locks, node.checkpoint_locks) != held:
-                raise RuntimeError(
-                    f"node [{node.start}, {node.end}) has {node.locks} and "
-                    f"{node.checkpoint_locks} locks, requests hold {held}"
-                )
+                raise RuntimeError(f"{node} and its state should have {held} locks, by requests")
 
     def _admit(
         self,

@@ -77,6 +77,12 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
         f"{DEFAULT_W_MAX})",
     )
     cache.add_argument(
+        "--a-s",
+        type=float,
+        metavar="X",
+        help="gate input at which weights say how long that is (default: the model's)",
+    )
+    cache.add_argument(
         "--checkpoint-dtype",
         choices=("float32", "int8"),
         help="of the states in them (default: float32)",

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from ..config import ModelConfig
 from ..models.hybrid import ModelParams
 from ..params import count_bytes
-from ..retention.horizon import static_horizons
 from ..retention.maps import MoveMaps
 from ..retention.movers import compressed_specs
 from ..retention.permutation import permute_params
+from ..retention.plan_file import stored_or_selected
 from ..retention.prepare import prepare
 from ..retention.ratios import CheckpointDtype, plan_ratios
-from ..retention.selection import RetentionPlan, select
+from ..retention.selection import RetentionPlan
 from .config import EngineConfig
 
 
@@ -34,15 +35,19 @@ class Compression:
 
 
 def compress(
-    params: ModelParams, config: ModelConfig, engine: EngineConfig, dtype: Any
+    params: ModelParams,
+    config: ModelConfig,
+    engine: EngineConfig,
+    dtype: Any,
+    folder: Path | None = None,
 ) -> tuple[ModelParams, Compression | None]:
-    """Select by the weights' horizons, and place. Hybrid placement reorders the parameters' heads.
+    """The plan stored in the model's folder, or the one that its horizons give, placed over ranks.
 
-    None without a compressed pool.
+    Hybrid placement reorders the heads of the parameters. None without a compressed pool.
     """
     if engine.w_max is None:
         return params, None
-    plan = select(static_horizons(params, config), engine.w_max)
+    plan = stored_or_selected(folder, params, config, engine.w_max, engine.a_s)
     return apply_plan(plan, params, config, engine, dtype)
 
 
@@ -61,7 +66,12 @@ def apply_plan(
         window=plan.replay_window,
         slot_bytes=count_bytes(one_slot, dtype),
         lossless=bool(plan.keep.all()) and engine.checkpoint_dtype == "float32",
-        facts={"rule": plan.rule, "replay_window": plan.replay_window, **_finite(ratios)},
+        facts={
+            "rule": plan.rule,
+            "a_s": plan.horizons.gate_input,
+            "replay_window": plan.replay_window,
+            **_finite(ratios),
+        },
     )
     return params, compression
 

@@ -27,7 +27,8 @@ class EngineConfig:
     distance in tokens between the checkpoints that a long prefill leaves; `max_queue` the number
     of requests that may wait. `w_max` is the cutoff of selection in tokens; given, or with a
     recovery that needs it, there is a compressed pool beside the native slots, both within
-    `state_memory`; `native_slots` sets how many of those there are.
+    `state_memory`; `native_slots` sets how many of those there are. `a_s` is the gate input
+    at which horizons are taken, None for the model's.
 
     `group_inputs` says whose are kept beside the KV: of `all` tokens, or of the last N before the
     end of a prompt and of a request (`tail:N`); given, or with a recovery that replays them, there
@@ -46,6 +47,7 @@ class EngineConfig:
     kv_memory: int | None = None
     state_memory: int | None = None
     w_max: int | None = None
+    a_s: float | None = None
     checkpoint_dtype: CheckpointDtype = "float32"
     layout: LayoutKind = "ragged"
     placement: PlacementKind = "off"

@@ -219,7 +219,7 @@ class Engine:
         asking, targets, at = [], np.zeros(hidden.shape[0], np.int32), 0
         for piece in pieces:
             s = piece.sequence
-            if s.params.prompt_logprobs is not None and not s.reported:
+            if s.params.prompt_logprobs is not None and not s.reported and not piece.replays:
                 following = s.tokens[piece.start + 1 : piece.end + 1]
                 targets[at : at + len(following)] = following
                 asking.append((piece, at))

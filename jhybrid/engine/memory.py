@@ -131,7 +131,7 @@ def split_states(
     least = native * slot_bytes + compressed_bytes
     expected = f"at least {least} bytes for {native} native slots and a compressed one"
     require(compressed >= 1, "state_memory", budget, expected)
-    watermark = min(staging, native // 2)
+    watermark = min(staging, max(native - engine.max_running, native // 2))
     return PoolSizes(pages, native, compressed, watermark)
 
 

@@ -36,13 +36,18 @@ def test_flags_have_the_names_of_the_python_keywords():
         2**30,
         "zero",
     )
+    args = parse("--recovery", "dasc-wr", "--w-max", "64", "--checkpoint-dtype", "int8")
+    assert (args.recovery, args.w_max, args.checkpoint_dtype) == ("dasc-wr", 64, "int8")
+    args = parse("--layout", "padded", "--placement", "hybrid", "--native-slots", "9", "--a-s", "0")
+    assert (args.layout, args.placement, args.native_slots, args.a_s) == ("padded", "hybrid", 9, 0)
     assert parse().model == "demo" and parse().recovery == "dense" and parse().tp is None
 
 
 @pytest.mark.parametrize(
     "argv",
     [("--recovery", "best"), ("--max-queue", "-1"), ("--page-size", "0")]
-    + [("--kv-memory", "many"), ("--recovery", "magic"), ("--tp", "two")],
+    + [("--kv-memory", "many"), ("--recovery", "magic"), ("--tp", "two")]
+    + [("--w-max", "0"), ("--layout", "dense"), ("--placement", "on"), ("--a-s", "x")],
 )
 def test_impossible_values_are_refused(argv, capsys):
     with pytest.raises(SystemExit):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import jax.numpy as jnp
@@ -11,7 +13,7 @@ import pytest
 from jhybrid import LLM, SamplingParams
 from jhybrid.engine.build import find_model
 from jhybrid.engine.config import EngineConfig
-from jhybrid.engine.memory import PoolSizes, size_pools
+from jhybrid.engine.memory import PoolSizes, size_pools, split_states
 from jhybrid.sharding import make_mesh
 
 FLAGS: dict[str, Any] = {"max_running": 4, "max_prefill_tokens": 64, "max_context": 512}
@@ -86,6 +88,10 @@ def test_wrong_prompts_leave_nothing_running(llm: LLM) -> None:
         ({"tp": 3}, "tp"),
         ({"page_size": 0}, "page_size"),
         ({"dtype": "float16"}, "dtype"),
+        ({"w_max": 3}, "w_max"),
+        ({"recovery": "dasc-nr", "checkpoint_dtype": "int4"}, "checkpoint_dtype"),
+        ({"recovery": "dasc-nr", "layout": "padded", "placement": "storage"}, "layout"),
+        ({"recovery": "dasc-wr", "native_slots": 10, "state_memory": 2**20}, "state_memory"),
     ],
 )
 def test_flags_that_cannot_work_are_refused_by_name(flags: dict[str, Any], field: str) -> None:
@@ -105,3 +111,42 @@ def test_memory_flags_buy_pages_and_slots() -> None:
     slot = 6 * (8 * 64 * 32 + 3 * 4 * (64 + 64 + 2 * 32)) * 4  # states and conv windows
     engine = EngineConfig(kv_memory=100 * page + 1, state_memory=10 * slot, max_context=1024)
     assert size_pools(config, engine, mesh, jnp.float32, 1024) == PoolSizes(100, 10)
+
+
+def test_one_budget_buys_native_and_compressed_slots() -> None:
+    engine = EngineConfig(
+        recovery="dasc-nr", max_running=4, max_prefill_tokens=256, checkpoint_interval=128
+    )
+    assert engine.w_max == 16 and "dasc-wr" in engine.recoveries
+    assert split_states(engine, 1000, 10, None, 7) == PoolSizes(7, 100)
+    # four to run, and those of a step: two on the grid and four at the ends of prompts
+    assert split_states(engine, 1000, 10, 4, 7) == PoolSizes(7, 10, 225, 6)
+    assert split_states(engine, 50, 10, 4, 7) == PoolSizes(7, 2, 7, 1)
+    given = replace(engine, native_slots=30)
+    assert split_states(given, 1000, 10, 4, 7) == PoolSizes(7, 30, 175, 6)
+    for sizes in (split_states(engine, budget, 10, 3, 7) for budget in range(13, 2000, 7)):
+        assert sizes.watermark < sizes.native_slots and sizes.compressed_slots >= 1
+    with pytest.raises(ValueError, match="^state_memory: expected at least 14 bytes"):
+        split_states(engine, 13, 10, 4, 7)
+
+
+def test_a_compressed_server_tells_its_plan_and_stays_within_its_budget() -> None:
+    budget = 8 * 2**20
+    flags: dict[str, Any] = {**FLAGS, "recovery": "dasc-wr", "w_max": 64, "state_memory": budget}
+    with LLM("demo", warm_up=False, checkpoint_dtype="int8", **flags) as llm:
+        told = "The number of the green lamp is 30517. What is the number of the green lamp?"
+        params = SamplingParams(max_tokens=60, temperature=0)
+        outputs = [llm.chat([{"role": "user", "content": told}], params)[0] for _ in range(2)]
+        assert all("30517" in output.outputs[0].text for output in outputs)
+        cold, warm = (output.prefix_cache for output in outputs)
+        assert cold is not None and cold.restored_tokens == 0
+        assert warm is not None and warm.recovery == "dasc-wr"
+        assert warm.restored_tokens > 0 and warm.replayed_tokens > 0
+        info = llm.engine.info()
+        json.dumps(info, allow_nan=False)
+    pools = info["pools"]
+    used = pools["native_slots"]["bytes"] + pools["compressed_slots"]["bytes"]
+    one = pools["compressed_slots"]["bytes"] // pools["compressed_slots"]["total"]
+    assert budget - one < used <= budget
+    assert (info["w_max"], info["recovery"], info["checkpoint_dtype"]) == (64, "dasc-wr", "int8")
+    assert info["plan"]["kept"] == 31 and info["plan"]["units"] == 48
