@@ -83,6 +83,11 @@ def run(args: argparse.Namespace) -> None:
     chosen = [arm for arm in arms(args.ratios) if _is_wanted(arm, wanted)]
     longest = max(args.lengths) + args.suffix + 2
     args.max_context = args.max_context or longest + args.suffix
+    requests = sum(1 + (args.full_repeat if a.recovery == "off" else args.repeat) for a in chosen)
+    least = min(args.lengths)
+    require(
+        least > requests, "lengths", least, f"more tokens than the {requests} requests of a case"
+    )
     results = ResultsFile(args.out)
     rng = np.random.default_rng(0)
     with LLM(args.model, **vars(engine_config(args))) as llm:
