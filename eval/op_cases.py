@@ -245,11 +245,9 @@ class ConvCase(OpCase):
             default = ConvTuning.decode(self.sequences)
             sizes = ((256, 1, 1), (128, 1, 1), (256, 1, 2), (256, 1, 4), (512, 2, 1), (512, 2, 4))
             return [default, *(ConvTuning(c, w, sequences=n) for c, w, n in sizes)]
-        blocks = ((256, 1), (128, 1), (256, 2), (512, 2), (1024, 4))
-        cuts = ((32, 4), (64, 8), (32, 16), (16, 8))
-        sizes = [(*block, 32, 8) for block in blocks]
-        sizes += [(*block, *cut) for block in blocks[:2] for cut in cuts]
-        return [ConvTuning(*size) for size in sizes]
+        blocks, cuts = ((256, 1), (128, 1)), ((64, 8), (128, 8), (64, 4), (64, 16))
+        sizes = [(*block, *cut) for block in blocks for cut in cuts]
+        return [ConvTuning(), *(ConvTuning(*size) for size in sizes)]
 
 
 @dataclass(frozen=True)
@@ -336,13 +334,12 @@ class ExpertsCase(OpCase):
         default = MatmulTuning.default(self.count, self.experts, jnp.bfloat16)
         if self.count > 8 * self.experts:
             sizes: Any = (
-                (128, 256, 64, 8, 3),
-                (128, 256, 64, 8, 4, True),
-                (128, 128, 64, 4, 3, True),
+                (128, 128, 64, 4, 3, True),  # two programs a multiprocessor
                 (128, 128, 64, 8, 3, True),
-                (128, 128, 64, 8, 3),
-                (64, 256, 64, 4, 3),
-                (64, 128, 64, 4, 4),
+                (128, 256, 32, 8, 4, True),
+                (128, 256, 64, 8, 4, True),
+                (128, 256, 64, 8, 3),
+                (64, 256, 32, 4, 4),
             )
         else:
             sizes = (

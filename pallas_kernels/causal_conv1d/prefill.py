@@ -29,6 +29,7 @@ class ChainTiles(NamedTuple):
     start: Int32[Array, " N"]  # packed index of the tile's first token
     rows: Int32[Array, " N"]  # tokens in it
     chain: Int32[Array, " N"]  # the chain's first segment, if it is the chain's first tile; or -1
+    load: Int32[Array, " N"]  # the slot to read, if it is the chain's first tile and reads one
     behind: Int32[Array, " G2"]  # of a chain's first segment: the segment behind its last
 
 
@@ -46,10 +47,13 @@ def make_chain_tiles(segments: Segments, size: int, rows: int) -> ChainTiles:
     number = index - (ends - tiles)[chain]
     used = index < ends[-1]
     offset = number * rows
+    first = used & (number == 0)
+    load = jnp.append(segments.load, jnp.int32(NO_SLOT))
     return ChainTiles(
         start=jnp.where(used, begin[chain] + offset, 0),
         rows=jnp.where(used, jnp.clip(length[chain] - offset, 0, rows), 0),
-        chain=jnp.where(used & (number == 0), chain, -1),
+        chain=jnp.where(first, chain, -1),
+        load=jnp.where(first, load[chain], NO_SLOT),
         behind=behind,
     )
 
@@ -57,11 +61,11 @@ def make_chain_tiles(segments: Segments, size: int, rows: int) -> ChainTiles:
 def _kernel(
     layer_ref: Any,
     cu_ref: Any,
-    load_ref: Any,
     store_ref: Any,
     start_ref: Any,
     rows_ref: Any,
     chain_ref: Any,
+    load_ref: Any,
     behind_ref: Any,
     x_ref: Any,
     weight_ref: Any,
@@ -77,17 +81,19 @@ def _kernel(
     channels = Channels(block, tuning.channels, weight_ref)
     start, rows, chain = start_ref[tile], rows_ref[tile], chain_ref[tile]
     layer, first = layer_ref[0], chain >= 0
-    segment = jnp.maximum(chain, 0)
-    slot = load_ref[segment]
+    segment, slot = jnp.maximum(chain, 0), load_ref[tile]
 
     def row(token: Array, valid: Array) -> Array:
         return channels.load(x_ref, jnp.maximum(token, 0), valid=valid)
 
     def of_window(r: int) -> Array:
         at = jnp.maximum(slot, 0), layer, jnp.int32(r)
-        return channels.load(pool_ref, *at, valid=first & (slot >= 0)).astype(x_ref.dtype)
+        return channels.load(pool_ref, *at, valid=slot >= 0).astype(x_ref.dtype)
 
+    # Loads that wait for nothing but the tile come first, before any store could hold them up.
     window = [of_window(r) for r in range(width)]
+    before = [row(start - width + r, ~first & (rows > 0)) for r in range(width)]
+    weights = channels.weights(weight_ref)
 
     def end_of_segment(segment: Array, carry: Array) -> Array:
         """The last inputs before its end; where there are fewer, the window moved along."""
@@ -104,12 +110,10 @@ def _kernel(
 
         return carry
 
-    last = jnp.where(first & (chain < load_ref.shape[0] - 1), behind_ref[segment], segment)
+    last = jnp.where(first & (chain < store_ref.shape[0]), behind_ref[segment], segment)
     lax.fori_loop(segment, last, end_of_segment, jnp.int32(0))
 
-    before = [row(start - width + r, ~first & (rows > 0)) for r in range(width)]
     history = tuple(jnp.where(first, w, b) for w, b in zip(window, before, strict=True))
-    weights = channels.weights(weight_ref)
 
     def some_rows(step: Array, history: tuple[Array, ...]) -> tuple[Array, ...]:
         numbers = [step * tuning.unrolled + r for r in range(tuning.unrolled)]
@@ -136,7 +140,6 @@ def ragged_prefill(
     """`ragged_causal_conv1d` as a kernel; the pool is updated in place when donated."""
     tuning, heads, per_head = (tuning or ConvTuning()).cut(weight)
     tiles = make_chain_tiles(segments, x.shape[0], tuning.rows)
-    load = jnp.append(segments.load, jnp.int32(NO_SLOT))
     windows = pool.reshape(*pool.shape[:3], heads, -1)
     out = (x.shape[0], *weight.shape[:2])
     call = triton_call(
@@ -149,5 +152,5 @@ def ragged_prefill(
         interpret=interpret,
     )
     layers = jnp.asarray([layer], jnp.int32)
-    y, windows = call(layers, segments.cu, load, segments.store, *tiles, x, weight, windows)
+    y, windows = call(layers, segments.cu, segments.store, *tiles, x, weight, windows)
     return y, windows.reshape(pool.shape)
