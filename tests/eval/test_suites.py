@@ -14,7 +14,7 @@ from tests.eval.data_files import write_data
 ROOT = Path(__file__).parents[2]
 ENGINE = [
     *("demo", "--max-running", "2", "--max-prefill-tokens", "64", "--state-memory", "16MiB"),
-    *("--kv-memory", "8MiB", "--compilation-cache", str(ROOT / "build" / "xla")),
+    *("--kv-memory", "16MiB", "--compilation-cache", str(ROOT / "build" / "xla")),
 ]
 QUALITY = ["--wording", "plain", "--max-context", "4096", "--max-new-tokens", "4"]
 RULER = ["--lengths", "700", "--samples", "1"]
