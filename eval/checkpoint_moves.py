@@ -99,10 +99,10 @@ def _copy(caches: Any, pairs: Any) -> Any:
 
 
 def _store(state: Any, pairs: Any) -> Any:
-    caches, _, maps = state
-    return caches, store(*state, pairs[0], pairs[1]), maps
+    caches, pool, maps = state
+    return caches, store(caches, pool, maps, pairs[0], pairs[1]), maps
 
 
 def _load(state: Any, pairs: Any) -> Any:
-    _, pool, maps = state
-    return load(*state, pairs[0], pairs[1]), pool, maps
+    caches, pool, maps = state
+    return load(caches, pool, maps, pairs[0], pairs[1]), pool, maps
