@@ -11,10 +11,10 @@ from ..triton import dividing_block
 
 @dataclass(frozen=True)
 class ConvTuning:
-    channels: int = 256  # of a head, a program; 16 bytes of bfloat16 a lane and row
+    channels: int = 128  # of a head, a program; 16 bytes of bfloat16 a lane and row
     warps: int = 1
-    rows: int = 32  # tokens a program of a prefill
-    unrolled: int = 8  # of them whose loads are in flight together
+    rows: int = 64  # tokens a program of a prefill
+    unrolled: int = 4  # of them whose loads are in flight together
     sequences: int = 1  # a program of a decode step
 
     @classmethod
