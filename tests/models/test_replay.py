@@ -45,10 +45,8 @@ from tests.k3_fixtures import CONFIG as KIMI_K3
 NAMES = (
     "qwen3_next-next_some_dense",
     "qwen3_5-text_odd_sizes",
-    "qwen3_5_moe-moe_text",
     "olmo_hybrid-olmo",
     "kimi_linear-direct_query",
-    "kimi_linear-query_low_rank",
 )
 PAGE, TOKENS, WIDTH = 8, 75, 96
 COLD, OTHER, WARM, SLOTS = 0, 1, 2, 4
@@ -277,7 +275,7 @@ def test_inputs_written_by_decoding_replay_too(name: str, mesh: Mesh) -> None:
 
 
 def test_all_groups_at_once_equal_one_after_another(mesh: Mesh) -> None:
-    for name in NAMES:
+    for name in ("qwen3_next-next_some_dense", "kimi_linear-direct_query"):
         model = make_model(name, mesh)
         cold = prefill(model, random_tokens(model.config), [30, TOKENS], [OTHER, COLD])
         batch = replay_batch(random_tokens(model.config), 30, 70, OTHER, WARM)
