@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
-import logging
-import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-import jax
 from tqdm import tqdm
 
+from jhybrid.command import run_on_host
 from jhybrid.params import count_bytes
 
 from .conversion import open_checkpoint
@@ -40,16 +38,7 @@ def parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """0 when DST is written; 2 with one message on stderr when the input does not allow it."""
-    args = parser().parse_args(argv)
-    logging.getLogger("absl").setLevel(logging.ERROR)  # Orbax narrates what it does not do
-    if "JAX_PLATFORMS" not in os.environ:
-        jax.config.update("jax_platforms", "cpu")  # converting needs no accelerator memory
-    try:
-        _convert(args)
-    except (ValueError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    return 0
+    return run_on_host(_convert, parser().parse_args(argv))
 
 
 def _convert(args: argparse.Namespace) -> None:

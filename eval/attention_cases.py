@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -19,6 +19,7 @@ from pallas_kernels.paged_attention.tuning import Tuning, decode_tuning, prefill
 
 from .device_time import Loop
 from .kernel_cases import CACHE_BYTES, relative_rms
+from .variant import Variant
 
 PAGE = 16
 
@@ -193,28 +194,10 @@ class AttentionCase:
             tunings = list(_prefill_tunings(default))
         expected = 3 * self.floor_seconds(4e12, 7e14)
 
-        def make(tuned: Tuning) -> Callable[[], Loop]:
-            return lambda: self.loop("pallas", expected, interpret, tuned)  # pyright: ignore
+        def make(tuned: Tuning) -> Callable[[], Loop | None]:
+            return lambda: self.loop("pallas", expected, interpret, tuned)
 
-        return [Variant(t, default, make(t)) for t in tunings[: 2 if interpret else None]]
-
-
-@dataclass(frozen=True)
-class Variant:
-    tuning: Tuning
-    default: Tuning
-    loop: Callable[[], Loop]
-    kernel: str = "attend"
-
-    @property
-    def label(self) -> str:
-        """The fields that differ from the default."""
-        changed = [
-            f"{f.name}={getattr(self.tuning, f.name)}"
-            for f in fields(self.tuning)
-            if getattr(self.tuning, f.name) != getattr(self.default, f.name)
-        ]
-        return " ".join(changed) or "(default)"
+        return [Variant("attend", t, default, make(t)) for t in tunings[: 2 if interpret else None]]
 
 
 def _decode_tunings(default: Tuning) -> Iterator[Tuning]:

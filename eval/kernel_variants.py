@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -19,26 +19,7 @@ from pallas_kernels.ragged import make_tile_ranges
 
 from .device_time import Loop
 from .kernel_cases import Data, KernelCase
-
-
-@dataclass(frozen=True)
-class Variant:
-    """`kernel` is decode, prepare, scan or prefill (both)."""
-
-    kernel: str
-    tuning: Any
-    default: Any
-    loop: Callable[[], Loop]
-
-    @property
-    def label(self) -> str:
-        """The fields that differ from the default."""
-        changed = [
-            f"{f.name}={getattr(self.tuning, f.name)}"
-            for f in fields(self.tuning)
-            if getattr(self.tuning, f.name) != getattr(self.default, f.name)
-        ]
-        return " ".join(changed) or "(default)"
+from .variant import Variant
 
 
 def _prepare_tunings(default: PrefillTuning, per_channel: bool) -> Iterator[PrefillTuning]:

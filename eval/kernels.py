@@ -9,7 +9,6 @@ one, both measured in the same run). A kernel whose check against the reference 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -21,12 +20,12 @@ from pallas_kernels.gated_delta_rule import decode_gated_delta_rule, ragged_gate
 
 from . import fla_peer
 from .attention_cases import AttentionCase, attention_cases, tiny_attention_cases
-from .attention_cases import Variant as AttentionVariant
 from .device_time import REPEAT, Loop, copy_rate, matrix_rate
 from .kernel_cases import Data, KernelCase, all_cases, relative_rms, tiny_cases
-from .kernel_variants import Variant, variants
+from .kernel_variants import variants
 from .op_cases import OpCase, op_cases, tiny_op_cases
 from .results import Result, ResultsFile
+from .variant import Variant
 
 Case = KernelCase | AttentionCase | OpCase
 
@@ -187,12 +186,9 @@ def _row(name: str, times: dict[str, float]) -> str:
 
 def _run_variants(cases: list[Case], results: ResultsFile, interpret: bool) -> None:
     for case in cases:
-        found: list[tuple[float, Variant | AttentionVariant]] = []
-        batch: Sequence[Variant | AttentionVariant]
-        if isinstance(case, KernelCase):
-            batch = variants(case, interpret)
-        else:
-            batch = case.variants(interpret)
+        found: list[tuple[float, Variant]] = []
+        mine = isinstance(case, KernelCase)
+        batch = variants(case, interpret) if mine else case.variants(interpret)
         with ThreadPoolExecutor(8) as threads:
             loops = list(threads.map(_try_compile, batch))
         for variant, loop in zip(batch, loops, strict=True):
@@ -211,10 +207,11 @@ def _run_variants(cases: list[Case], results: ResultsFile, interpret: bool) -> N
             print(f"  {variant.kernel:8} {1e3 * seconds:9.4f} ms  {variant.label}", flush=True)
 
 
-def _try_compile(variant: Variant | AttentionVariant) -> Loop | None:
+def _try_compile(variant: Variant) -> Loop | None:
     try:
         loop = variant.loop()
-        loop.compile()
+        if loop is not None:
+            loop.compile()
     except Exception as error:  # too much shared memory, for one
         print(f"  {variant.kernel} {variant.label}: {error!r:.200}", flush=True)
         return None

@@ -25,7 +25,7 @@ from pallas_kernels.ragged_pack.kernel import PackTuning
 
 from .device_time import Loop
 from .kernel_cases import relative_rms
-from .kernel_variants import Variant
+from .variant import Variant
 
 
 class OpCase(ABC):

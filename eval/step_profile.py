@@ -95,45 +95,48 @@ class Call:
 def make_call(runner: ModelRunner, step: Step) -> Call:
     """The step on pages and slots that nobody else uses, all sequences of one length."""
     page_size, pages = runner.page_size, runner.caches.keys.shape[0]
-    rng = np.random.default_rng(0)
-    batch: Any
-    tokens = rng.integers(0, min(256, runner.vocab), step.size).astype(np.int32)
-    sequences = 1 if step.kind == "prefill" else step.size
-    new = step.size if step.kind == "prefill" else 1
+    sequences, new = (1, step.size) if step.kind == "prefill" else (step.size, 1)
     needed = -(-(step.context + new) // page_size)
     fits = sequences * needed <= pages and needed <= runner.buckets.pages
     require(fits, "steps", str(step), f"{pages} pages and a table of {runner.buckets.pages}")
     tables = np.arange(sequences * needed, dtype=np.int32).reshape(sequences, needed)
-    if step.kind == "prefill":
-        batch = runner.empty_prefill(step.size, 2)
-        batch.token_ids[:] = tokens
-        batch.positions[:] = step.context + np.arange(step.size)
-        batch.kv_slots[:] = batch.positions
-        batch.cu_seqlens[1:] = step.size
-        batch.page_table[0, :needed] = tables[0]
-        batch.segments.cu[1:] = step.size
-        batch.segments.store[0] = 0
-        values: tuple[Any, ...] = (runner.params, runner.caches, batch)
-        compile_it = lambda: runner.prepare("prefill", (step.size, 2), values)  # noqa: E731
-        return Call(compile_it, lambda: runner.prefill(batch))
-    else:
-        size = (max(2, step.size),)
-        batch = runner.empty_decode(size[0])
-        rows = np.full(size, -1, np.int32)
-        rows[: step.size] = np.arange(step.size)
-        batch.positions[: step.size] = step.context
-        batch.page_table[: step.size, :needed] = tables
-        last = tables[:, step.context // page_size]
-        batch.kv_slots[: step.size] = last * page_size + step.context % page_size
-        batch.state_slots[: step.size] = np.arange(step.size)
-        values = (runner.params, runner.caches, runner.rows.params.last_token, rows, batch)
-        drawn = (runner.params, runner.rows, runner.hidden_shape(size[0]), rows)
+    return (_prefill_call if step.kind == "prefill" else _decode_call)(runner, step, tables)
 
-        def compile_both() -> None:
-            runner.prepare("decode", size, values)
-            runner.prepare(f"draw-{GREEDY.name}", size, drawn)
 
-        return Call(compile_both, lambda: runner.draw(runner.decode(rows, batch), rows, GREEDY))
+def _prefill_call(runner: ModelRunner, step: Step, tables: np.ndarray) -> Call:
+    batch: Any = runner.empty_prefill(step.size, 2)
+    rng = np.random.default_rng(0)
+    batch.token_ids[:] = rng.integers(0, min(256, runner.vocab), step.size)
+    batch.positions[:] = step.context + np.arange(step.size)
+    batch.kv_slots[:] = batch.positions
+    batch.cu_seqlens[1:] = step.size
+    batch.page_table[0, : tables.shape[1]] = tables[0]
+    batch.segments.cu[1:] = step.size
+    batch.segments.store[0] = 0
+    args = (runner.params, runner.caches, batch)
+    return Call(
+        lambda: runner.prepare("prefill", (step.size, 2), args), lambda: runner.prefill(batch)
+    )
+
+
+def _decode_call(runner: ModelRunner, step: Step, tables: np.ndarray) -> Call:
+    page, offset = divmod(step.context, runner.page_size)
+    size = (max(2, step.size),)
+    batch: Any = runner.empty_decode(size[0])
+    rows = np.full(size, -1, np.int32)
+    rows[: step.size] = np.arange(step.size)
+    batch.positions[: step.size] = step.context
+    batch.page_table[: step.size, : tables.shape[1]] = tables
+    batch.kv_slots[: step.size] = tables[:, page] * runner.page_size + offset
+    batch.state_slots[: step.size] = np.arange(step.size)
+    args = (runner.params, runner.caches, runner.rows.params.last_token, rows, batch)
+    drawn = (runner.params, runner.rows, runner.hidden_shape(size[0]), rows)
+
+    def compile_both() -> None:
+        runner.prepare("decode", size, args)
+        runner.prepare(f"draw-{GREEDY.name}", size, drawn)
+
+    return Call(compile_both, lambda: runner.draw(runner.decode(rows, batch), rows, GREEDY))
 
 
 def median_seconds(call: Call) -> float:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 from pathlib import Path
 from typing import Any
+
+from .results import read_results
 
 FULL = "full_prefill"
 Table = dict[str, dict[str, float]]  # case -> arm -> ms
@@ -13,8 +14,8 @@ Table = dict[str, dict[str, float]]  # case -> arm -> ms
 
 def write_report(folder: Path) -> None:
     """summary.md and, where matplotlib is installed, ttft.png in DIR, from DIR/results.jsonl."""
-    lines = (folder / "results.jsonl").read_text().splitlines()
-    records = [r for r in map(json.loads, lines) if (r["suite"], r["metric"]) == ("ttft", "ttft")]
+    found = read_results(folder)
+    records = [r for r in found if (r["suite"], r["metric"]) == ("ttft", "ttft")]
     table: Table = {}
     for r in records:
         table.setdefault(r["case"], {})[r["arm"]] = r["value"]

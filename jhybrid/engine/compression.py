@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from ..retention.movers import compressed_specs
 from ..retention.permutation import permute_params
 from ..retention.plan_file import stored_or_selected
 from ..retention.prepare import prepare
-from ..retention.ratios import CheckpointDtype, plan_ratios
+from ..retention.ratios import CheckpointDtype, finite, plan_ratios
 from ..retention.selection import RetentionPlan
 from .config import EngineConfig
 
@@ -70,16 +69,7 @@ def apply_plan(
             "rule": plan.rule,
             "a_s": plan.horizons.gate_input,
             "replay_window": plan.replay_window,
-            **_finite(ratios),
+            **finite(ratios),
         },
     )
     return params, compression
-
-
-def _finite(value: Any) -> Any:
-    """JSON has no infinity: a ratio to nothing is null."""
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import logging
-import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,6 +11,7 @@ from typing import Any
 
 import jax
 
+from ..command import run_on_host
 from ..config import require
 from ..engine.arguments import positive
 from ..engine.build import Model, find_model
@@ -56,16 +55,7 @@ def parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """0 when the table is printed; 2 with one message on stderr when the input is not usable."""
-    args = parser().parse_args(argv)
-    logging.getLogger("absl").setLevel(logging.ERROR)  # Orbax narrates what it does not do
-    if "JAX_PLATFORMS" not in os.environ:
-        jax.config.update("jax_platforms", "cpu")  # a plan needs no accelerator
-    try:
-        _plan(args)
-    except (ValueError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    return 0
+    return run_on_host(_plan, parser().parse_args(argv))
 
 
 def _plan(args: argparse.Namespace) -> None:

@@ -6,8 +6,9 @@ conv windows uncompressed. Capacity under tensor parallelism is that of the full
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from ..config import ModelConfig
 from .layout import LayoutKind, kept_per_rank, make_layout
@@ -150,3 +151,12 @@ def _placed(
 
 def _ratio(dense: int, compressed: int) -> float:
     return dense / compressed if compressed else float("inf")
+
+
+def finite(value: Any) -> Any:
+    """None for every infinite number, such as a ratio to nothing: JSON has none."""
+    if isinstance(value, dict):
+        return {key: finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 
 from ..config import ModelConfig
-from .ratios import CONV_ITEMSIZE, Ratios, plan_ratios
+from .ratios import CONV_ITEMSIZE, Ratios, finite, plan_ratios
 from .selection import RetentionPlan
 
 QUANTILES = (0, 0.25, 0.5, 0.75, 1)
@@ -47,7 +46,7 @@ def describe(
         ],
         "recommendation": recommendation(plan, ratios),
     }
-    return _finite(found)
+    return finite(found)
 
 
 def recommendation(plan: RetentionPlan, ratios: Ratios) -> str:
@@ -123,12 +122,3 @@ def _times(ratio: float | None) -> str:
 
 def _tokens(horizon: float | None) -> str:
     return "infinite" if horizon is None else f"{horizon:,.4g}"
-
-
-def _finite(value: Any) -> Any:
-    """JSON has no infinity."""
-    if isinstance(value, dict):
-        return {key: _finite(x) for key, x in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(x) for x in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
