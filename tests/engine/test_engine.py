@@ -270,6 +270,7 @@ def test_nothing_compiles_once_warm(recovery: str, caplog: pytest.LogCaptureFixt
         slots=6,
         compressed_slots=8,
         watermark=2,
+        own_programs=True,
     )
     for _ in engine.runner.warm_up():
         pass

@@ -142,7 +142,7 @@ def test_a_small_host_memory_forgets_the_oldest() -> None:
 
 
 def test_nothing_compiles_for_transfers_once_warm(caplog: pytest.LogCaptureFixture) -> None:
-    engine = tiny_engine(**FLAGS, max_running=2, max_prefill_tokens=32, tp=2)
+    engine = tiny_engine(**FLAGS, max_running=2, max_prefill_tokens=32, tp=2, own_programs=True)
     for _ in engine.runner.warm_up():
         pass
     before = engine.metrics().compilations

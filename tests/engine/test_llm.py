@@ -16,7 +16,7 @@ from jhybrid.engine.config import EngineConfig
 from jhybrid.engine.memory import PoolSizes, size_pools, split_states
 from jhybrid.sharding import make_mesh
 
-FLAGS: dict[str, Any] = {"max_running": 4, "max_prefill_tokens": 64, "max_context": 512}
+FLAGS: dict[str, Any] = {"max_running": 2, "max_prefill_tokens": 64, "max_context": 512}
 
 
 @pytest.fixture(scope="module")

@@ -180,7 +180,9 @@ def test_aborts_during_replays_free_everything(engine: Engine) -> None:
 
 
 def test_nothing_compiles_once_warm(caplog: pytest.LogCaptureFixture) -> None:
-    engine = tiny_engine(recovery="anchored", max_running=2, max_prefill_tokens=32)
+    engine = tiny_engine(
+        recovery="anchored", max_running=2, max_prefill_tokens=32, own_programs=True
+    )
     for _ in engine.runner.warm_up():
         pass
     rng = np.random.default_rng(8)

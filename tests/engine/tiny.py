@@ -120,11 +120,13 @@ def engine_of(
     plan: RetentionPlan | None = None,
     eos: frozenset[int] = frozenset(),
     valid_vocab: int = VALID,
+    own_programs: bool = False,
     **flags: Any,
 ) -> Engine:
     """Any model's parameters (as `tp` ranks hold them) behind such an engine.
 
-    `plan` stands in for the one that `w_max` selects.
+    `plan` stands in for the one that `w_max` selects. With `own_programs` the engine finds nothing
+    that others have compiled.
     """
     settings = {
         "max_running": 4,
@@ -163,6 +165,9 @@ def engine_of(
         input_dtype=input_dtype(config),
         host=config.host_memory is not None,
     )
+    if not own_programs:
+        static = model, buckets, tp, config.page_size, valid_vocab, runner.input_dtype
+        runner._executables = _executables(*static, _shapes(runner))
     cache = CacheManager(
         pages,
         config.page_size,
@@ -184,6 +189,21 @@ def engine_of(
         model_name="tiny",
         facts={},
     )
+
+
+def _shapes(runner: ModelRunner) -> tuple[Any, ...]:
+    """Of all that a runner gives to its programs, and how it is packed."""
+    held: list[Any] = [runner.params, runner.caches, runner.rows, runner.compressed]
+    if runner.compression is not None:
+        held.append(runner._maps)
+    leaves, tree = jax.tree.flatten(held)
+    return (tree, runner._host_kinds, *((x.shape, x.dtype) for x in leaves))
+
+
+@functools.cache
+def _executables(*key: Any) -> dict[Any, Any]:
+    """One for all engines whose programs are the same, as arrays are arguments of them."""
+    return {}
 
 
 @functools.cache
