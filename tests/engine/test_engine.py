@@ -118,7 +118,7 @@ def test_pressure_preempts_and_loses_nothing() -> None:
 def test_prompt_logprobs_survive_preemption_in_the_middle_of_a_prompt() -> None:
     """A prompt that starts again reports each of its tokens once."""
     rng = np.random.default_rng(12)
-    engine = tiny_engine(pages=64, max_running=2)  # all taken once both are admitted
+    engine = tiny_engine(pages=64)  # all taken once both are admitted
     first, second = random_prompt(rng, 60), random_prompt(rng, 446)
     results = run(
         engine,

@@ -99,7 +99,7 @@ def test_decodes_run_on_while_kv_arrives(engine: Engine) -> None:
 
 def test_aborts_in_transfers_and_replays_leave_nothing() -> None:
     rng = np.random.default_rng(3)
-    engine = tiny_engine(**FLAGS, pages=120, slots=6, max_prefill_tokens=32)
+    engine = tiny_engine(**FLAGS, pages=120, slots=6)
     trunk = random_prompt(rng, 250)
     run(engine, [request("trunk", trunk)])
     offload(engine)
