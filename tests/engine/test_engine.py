@@ -315,10 +315,10 @@ def test_steps_hold_no_second_copy_of_a_pool() -> None:
             assert temporary < smallest / 4, (call, size, temporary)
 
 
-@pytest.mark.parametrize("tp", [2, 4])
-def test_tensor_parallel_gives_the_same_tokens(tp: int) -> None:
+def test_tensor_parallel_gives_the_same_tokens() -> None:
+    """Four ranks, so that KV heads are copies; recoveries run over two."""
     rng = np.random.default_rng(11)
-    engine = tiny_engine(tp=tp)
+    engine = tiny_engine(tp=4)
     shared = random_prompt(rng, 45)
     prompts = {f"p{n}": shared[: 9 * n] + random_prompt(rng, 20) for n in range(6)}
     for _ in range(2):
