@@ -25,7 +25,7 @@ from jax.experimental.pallas import triton as plt
 
 from ..ragged import CONTINUE, Segments, TileRanges, chain_end
 from ..triton import Dot, dividing_block, iota, power_of_two_blocks, triton_call
-from .prepare import Options, Prepared
+from .tile import Options, Prepared
 
 State = tuple[Array, ...]  # one array a block of key channels
 SMALLEST = 1e-30  # a chain of zeros is divided by this

@@ -82,7 +82,7 @@ def test_any_length(case: Case, length: int) -> None:
     "case, tuning",
     [
         (GDN, replace(BF16, transposed=False)),
-        (GDN, replace(BF16, inverse_leaf=16, value_block=16)),
+        (GDN, replace(BF16, value_block=16)),
         (GDN, replace(BF16, turn_by_product=False)),
         (replace(GDN, key_dim=96, value_dim=48), BF16),  # blocks of 64 and 32
         (KDA, replace(KDA_BF16, transposed=False, key_block=16)),
