@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.experimental import pallas as pl
 
-from ..triton import dividing_block, exp, iota
+from ..triton import dividing_block, iota
 from .channel_decay import LEAST, add_decayed_products
 from .tile import BLOCK, Tile, block_rows
 
@@ -36,7 +36,7 @@ def channel_products(t: Tile) -> None:
     t.store_value_size(key_head, t.head % t.group, t.head)
 
     def block_step(block: Array, before: tuple[Array, ...]) -> tuple[Array, ...]:
-        beta = t.beta(block, t.head)
+        beta = t.beta(block * BLOCK, BLOCK, t.head)
         t.out.beta[t.index, t.head, block_rows(block)] = beta
         rows = _store_diagonal(t, block, key_head, beta, before)
         t.clear_above(t.head, block)
@@ -61,8 +61,8 @@ def _store_diagonal(
 ) -> list[_Rows]:
     """`before` is the decay from the tile's start to the block's, of each part."""
     inputs, out, outputs = t.inputs, t.out, t.options.outputs
-    keys = t.unit_rows(block, key_head, _parts(t))
-    queries = t.unit_rows(block, key_head, _parts(t), queries=True) if outputs else None
+    k_scale = t.key_scale(block, key_head)[:, None]
+    q_scale = t.key_scale(block, key_head, queries=True)[:, None] if outputs else None
     zeros = jnp.zeros((BLOCK, BLOCK), jnp.float32)
     sums: Any = (zeros, zeros if outputs else None)
     rows = []
@@ -70,13 +70,13 @@ def _store_diagonal(
     def sum_of(mask: int, g: Array) -> Array:
         return t.dot(inputs.masks[mask], g)
 
-    for n, (cut, k) in enumerate(zip(_parts(t), keys, strict=True)):
-        part = pl.ds(*cut)
-        q = None if queries is None else queries[n]
-        z = t.load(block, inputs.decay, t.head, part)
-        bias = inputs.dt_bias[t.gate_set, t.head, part]
-        g = t.log_decay(block, z, inputs.A_log[t.gate_set, t.head], bias[None, :])
-        g = jnp.maximum(g, LEAST)
+    for n, (offset, width) in enumerate(_parts(t)):
+        part = pl.ds(offset, width)
+        k = t.load_rows(block, key_head, (t.options.key_dim + offset, width)) * k_scale
+        q = None
+        if q_scale is not None:
+            q = t.load_rows(block, key_head, (offset, width)) * q_scale
+        g = jnp.maximum(t.log2_decay(block * BLOCK, BLOCK, t.head, part), LEAST)
         sums, decayed = add_decayed_products(
             sums, q, k, g, sum_of, t.options.tuning.decay_leaf, t.leaf_dot, t.dot
         )
@@ -87,8 +87,7 @@ def _store_diagonal(
         if from_block is not None:
             out.q[cell] = (from_block * before[n][None, :]).astype(out.q.dtype)
             from_block = from_block.astype(out.q.dtype)
-        rounded = g.astype(inputs.masks.dtype).astype(jnp.float32)
-        whole = exp(jnp.sum(rounded, axis=0))
+        whole = t.exp2(jnp.sum(g, axis=0))
         rows.append(_Rows(from_block, decayed.k_from_start.astype(out.k.dtype), whole))
     kk, qk = sums
     i, j = iota((BLOCK, BLOCK), 0), iota((BLOCK, BLOCK), 1)

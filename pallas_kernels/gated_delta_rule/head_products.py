@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.experimental import pallas as pl
 
-from ..triton import exp, iota, power_of_two_blocks
+from ..triton import iota, power_of_two_blocks
 from .tile import BLOCK, Tile, block_rows
 
 
@@ -33,6 +33,8 @@ def head_products(t: Tile) -> None:
     heads = [(place, t.head * t.group + place) for place in range(t.group)]
     for place, head in heads:
         t.store_value_size(t.head, place, head)
+        _store_gates(t, head)
+    t.barrier()  # orders what the threads wrote for each other, here and below
 
     def block_step(block: Array, before: tuple[Array, ...]) -> tuple[Array, ...]:
         q, k = _store_units(t, block)
@@ -41,7 +43,7 @@ def head_products(t: Tile) -> None:
         for (_, head), decay in zip(heads, before, strict=True):
             rows.append(_store_diagonal(t, block, head, kk, qk, decay))
             t.clear_above(head, block)
-        t.barrier()  # orders what the threads wrote for each other, here and below
+        t.barrier()
         lax.fori_loop(0, block, functools.partial(_step_left, t, block, q, k, rows), jnp.int32(0))
         return tuple(x * row.whole for x, row in zip(before, rows, strict=True))
 
@@ -55,12 +57,22 @@ def _parts(t: Tile) -> list[tuple[int, int]]:
     return list(power_of_two_blocks(t.options.key_dim))
 
 
+def _store_gates(t: Tile, head: Any) -> None:
+    """Activated once, by all threads; log2-decays wait in `to_end` for their block's turn."""
+    size = t.blocks * BLOCK
+    t.out.to_end[t.index, head] = t.log2_decay(0, size, head)
+    t.out.beta[t.index, head] = t.beta(0, size, head)
+
+
 def _store_units(t: Tile, block: Array) -> tuple[list[Array] | None, list[Array]]:
     def stored(ref: Any, queries: bool) -> list[Array]:
         out = []
-        for part, x in zip(_parts(t), t.unit_rows(block, t.head, _parts(t), queries), strict=True):
+        scale = t.key_scale(block, t.head, queries)[:, None]
+        first = 0 if queries else t.options.key_dim
+        for offset, width in _parts(t):
+            x = t.load_rows(block, t.head, (first + offset, width)) * scale
             out.append(x.astype(ref.dtype))
-            ref[t.index, t.head, block_rows(block), pl.ds(*part)] = out[-1]
+            ref[t.index, t.head, block_rows(block), pl.ds(offset, width)] = out[-1]
         return out
 
     return (stored(t.out.q, True) if t.options.outputs else None), stored(t.out.k, False)
@@ -82,22 +94,20 @@ def _store_diagonal(
     t: Tile, block: Array, head: Any, kk: Array, qk: Array | None, before: Array
 ) -> _Rows:
     """`before` is the decay from the tile's start to the block's."""
-    z = t.load(block, t.inputs.decay, head)
-    g = t.log_decay(block, z, *(ref[t.gate_set, head] for ref in (t.inputs.A_log, t.inputs.dt_bias)))
-    beta = t.beta(block, head)
+    cell = t.index, head, block_rows(block)
+    g, beta = t.out.to_end[cell], t.out.beta[cell]
+    t.barrier()
     i, j = iota((BLOCK, BLOCK), 0), iota((BLOCK, BLOCK), 1)
     behind = jnp.where(i > j, g[:, None], 0.0)
-    decay = exp(jnp.cumsum(behind, axis=0))
+    decay = t.exp2(jnp.cumsum(behind, axis=0))
     a = jnp.where(i > j, kk * decay * beta[:, None], 0.0)
     t.store_block(t.out.t, head, block, block, a)
     if qk is not None:
         t.store_block(t.out.p, head, block, block, jnp.where(i >= j, qk * decay, 0.0))
-    from_block = exp(jnp.cumsum(g))
-    cell = t.index, head, block_rows(block)
-    t.out.beta[cell] = beta
+    from_block = t.exp2(jnp.cumsum(g))
     t.out.from_start[cell] = from_block * before
-    t.out.to_end[cell] = exp(jnp.sum(behind, axis=0))
-    return _Rows(from_block, beta, exp(jnp.sum(g)))
+    t.out.to_end[cell] = t.exp2(jnp.sum(behind, axis=0))
+    return _Rows(from_block, beta, t.exp2(jnp.sum(g)))
 
 
 def _step_left(

@@ -64,9 +64,7 @@ def _kernel(rows_ref: Any, beta_ref: Any, a_ref: Any, t_ref: Any, *, dot: Dot) -
                 t_ref[(*cell, at(i), at(j))] = x.astype(t_ref.dtype)
 
 
-def invert(
-    a: Array, beta: Array, rows: Array, tuning: PrefillTuning, interpret: bool
-) -> Array:
+def invert(a: Array, beta: Array, rows: Array, tuning: PrefillTuning, interpret: bool) -> Array:
     """T [N, H, C, C] in the place of A, whose upper triangle is zero; beta [N, H, C].
 
     Tiles without rows are left as they are.

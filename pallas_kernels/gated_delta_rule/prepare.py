@@ -46,6 +46,15 @@ def prepare(
     qkv: Array, gates: Gates, gate_set: Array, tiles: TileRanges, options: Options
 ) -> Prepared:
     """Gate parameters have a leading axis, of which each tile takes the row `gate_set` [N]."""
+    made = products(qkv, gates, gate_set, tiles, options)
+    t = invert(made.t, made.beta, tiles.rows, options.tuning, options.interpret)
+    return made._replace(t=t)
+
+
+def products(
+    qkv: Array, gates: Gates, gate_set: Array, tiles: TileRanges, options: Options
+) -> Prepared:
+    """What `prepare` returns, with A in the place of T."""
     tuning, keys = options.tuning, options.key_dim
     count, heads, key_heads = tiles.start.shape[0], gates.beta.shape[1], qkv.shape[1]
     per_channel = gates.decay.ndim == 3
@@ -81,6 +90,4 @@ def prepare(
         interpret=options.interpret,
     )
     results = call(*(x for x in inputs if x is not None))
-    prepared = Prepared(**dict(zip(shapes, results, strict=True)))
-    t = invert(prepared.t, prepared.beta, tiles.rows, tuning, options.interpret)
-    return prepared._replace(t=t)
+    return Prepared(**dict(zip(shapes, results, strict=True)))

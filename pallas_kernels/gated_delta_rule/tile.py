@@ -16,12 +16,14 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plt
 
-from ..triton import Dot, barrier, iota, power_of_two_blocks
+from ..triton import Dot, barrier, exp2, iota, log2, multiply_add, power_of_two_blocks
 from .inputs import Activation
 from .reference import L2_EPS
 from .tuning import PrefillTuning
 
 BLOCK = 16  # rows
+LOG2_E = 1.4426950408889634
+OFF = -1e30  # a logit without effect: no decay, and beta 0
 
 
 @dataclass(frozen=True)
@@ -81,38 +83,51 @@ class Tile:
         self.dot = Dot(tuning.products, interpret)
         self.leaf_dot = Dot(tuning.leaf_products, interpret)
 
-    def valid(self, block: Any) -> Array:
-        return block * BLOCK + iota((BLOCK,), 0) < self.rows
-
-    def load(self, block: Any, ref: Any, *index: Any) -> Array:
-        """Of the block's tokens; zeros behind the tile's last."""
-        valid = self.valid(block)
+    def load(self, first: Any, size: int, ref: Any, *index: Any, other: float = 0.0) -> Array:
+        """`size` tokens from the tile's `first`; `other` behind the tile's last."""
+        valid = first + iota((size,), 0) < self.rows
         mask = valid if len(index) == 1 else valid[:, None]
-        at = ref.at[(pl.ds(self.start + block * BLOCK, BLOCK), *index)]
-        return plt.load(at, mask=mask, other=0.0)
+        at = ref.at[(pl.ds(self.start + first, size), *index)]
+        return plt.load(at, mask=mask, other=other)
 
-    def unit_rows(
-        self, block: Any, key_head: Any, parts: list[tuple[int, int]], queries: bool = False
-    ) -> list[Array]:
-        """Keys, or queries times K**-0.5, of length 1: float32 [16, Kb] for each part of K."""
+    def load_rows(self, block: Any, key_head: Any, part: tuple[int, int]) -> Array:
+        """Channels of a key head of a block's tokens, float32 [16, Kb]."""
+        return self.load(block * BLOCK, BLOCK, self.inputs.qkv, key_head, pl.ds(*part)).astype(
+            jnp.float32
+        )
+
+    def key_scale(self, block: Any, key_head: Any, queries: bool = False) -> Array:
+        """What gives keys length 1, and queries K**-0.5: [16]."""
         first = 0 if queries else self.options.key_dim
-        loaded = [
-            self.load(block, self.inputs.qkv, key_head, pl.ds(first + o, w)).astype(jnp.float32)
-            for o, w in parts
-        ]
-        squares = functools.reduce(jnp.add, (jnp.sum(x * x, axis=1) for x in loaded))
-        scale = lax.rsqrt(squares + L2_EPS) * (self.options.key_dim**-0.5 if queries else 1.0)
-        return [x * scale[:, None] for x in loaded]
+        squares = functools.reduce(
+            jnp.add,
+            (
+                jnp.sum(jnp.square(self.load_rows(block, key_head, (first + o, w))), axis=1)
+                for o, w in power_of_two_blocks(self.options.key_dim)
+            ),
+        )
+        return lax.rsqrt(squares + L2_EPS) * (self.options.key_dim**-0.5 if queries else 1.0)
 
-    def beta(self, block: Any, head: Any) -> Array:
-        logits = self.load(block, self.inputs.beta, head).astype(jnp.float32)
-        return jnp.where(self.valid(block), self.options.activation.strength(logits), 0.0)
+    def beta(self, first: Any, size: int, head: Any) -> Array:
+        logits = self.load(first, size, self.inputs.beta, head, other=OFF)
+        return self.options.activation.strength(logits.astype(jnp.float32))
 
-    def log_decay(self, block: Any, z: Array, rate: Array, bias: Array) -> Array:
-        """g [16] or [16, Kb]; 0 behind the tile's last token."""
-        valid = self.valid(block) if z.ndim == 1 else self.valid(block)[:, None]
-        g = self.options.activation.log_decay(z.astype(jnp.float32), rate, bias)
-        return jnp.where(valid, g, 0.0)
+    def log2_decay(self, first: Any, size: int, *index: Any) -> Array:
+        """g log2(e) of `size` tokens from the tile's `first`: [size] of a head, or [size, Kb] of
+        a head and channels. 0 behind the tile's last token."""
+        inputs, activation = self.inputs, self.options.activation
+        z = self.load(first, size, inputs.decay, *index, other=OFF).astype(jnp.float32)
+        bias = inputs.dt_bias[(self.gate_set, *index)]
+        z, A_log = (
+            z + (bias if z.ndim == 1 else bias[None, :]),
+            inputs.A_log[self.gate_set, index[0]],
+        )
+        if self.options.tuning.fast_gates and activation.lower_bound is None:
+            return -jnp.exp(A_log) * _log2_softplus(z, self.options.interpret)
+        return LOG2_E * activation.log_decay(z, A_log, jnp.zeros((), jnp.float32))
+
+    def exp2(self, x: Array) -> Array:
+        return exp2(x, self.options.interpret)
 
     def store_value_size(self, key_head: Any, place: Any, head: Any) -> None:
         """The largest value of the head that is number `place` of its group."""
@@ -121,7 +136,8 @@ class Tile:
         for offset, width in power_of_two_blocks(self.options.value_dim):
             sizes = jnp.zeros((BLOCK, width), self.inputs.qkv.dtype)
             for block in range(self.blocks):
-                v = self.load(block, self.inputs.qkv, key_head, pl.ds(first + offset, width))
+                at = key_head, pl.ds(first + offset, width)
+                v = self.load(block * BLOCK, BLOCK, self.inputs.qkv, *at)
                 sizes = jnp.maximum(sizes, jnp.abs(v))
             largest = jnp.maximum(largest, jnp.max(sizes.astype(jnp.float32)))
         self.out.value_size[head, self.index] = largest
@@ -143,3 +159,13 @@ class Tile:
 
     def barrier(self) -> None:
         barrier(self.options.interpret)
+
+
+def _log2_softplus(x: Array, interpret: bool) -> Array:
+    """log2(1 + e^x) to 5e-6, or 2e-7 where it is above 0.05."""
+    fma = functools.partial(multiply_add, interpret=interpret)
+    small = exp2(-LOG2_E * jnp.abs(x), interpret)
+    whole = log2(1.0 + small, interpret)
+    e, half = (jnp.full(x.shape, y, jnp.float32) for y in (LOG2_E, -0.5 * LOG2_E))
+    series = small * fma(half, small, e)  # 1 + small would lose it
+    return fma(e, jnp.maximum(x, 0.0), jnp.where(small < 2.0**-8, series, whole))

@@ -16,7 +16,7 @@ class PrefillTuning:
     hand tiles to each other."""
 
     products: Products = "f16"
-    leaf_products: Products = "tf32"  # factors from exp(-72) to exp(72): not for float16
+    leaf_products: Products = "tf32"  # factors from 2^-104 to 2^104: not for float16
     chunk: int = 64
     invert_warps: int = 1
     decay_leaf: int = 16  # KDA: rows whose decays share one anchor; see channel_decay.py
@@ -31,6 +31,11 @@ class PrefillTuning:
     @property
     def tile_dtype(self) -> DTypeLike:
         return jnp.float16 if self.products == "f16" else jnp.float32
+
+    @property
+    def fast_gates(self) -> bool:
+        """Activations of gates by approximate instructions."""
+        return self.products == "f16"
 
     @classmethod
     def default(cls, dtype: DTypeLike, per_channel: bool) -> PrefillTuning:
