@@ -37,14 +37,18 @@ def _invert_tunings(default: PrefillTuning) -> Iterator[PrefillTuning]:
 
 def _scan_tunings(default: PrefillTuning) -> Iterator[PrefillTuning]:
     forms: tuple[tuple[dict[str, Any], tuple[int, ...]], ...] = (
-        ({"value_block": 64, "turn_by_product": True}, (5, 6)),
-        ({"value_block": 32, "turn_by_product": True}, (3, 4, 5, 6)),
-        ({"value_block": 32}, (3, 4, 5)),
-        ({"value_block": 32, "transposed": False}, (3, 4)),
+        ({"value_block": 64, "turn_by_product": True}, (5,)),
+        ({"value_block": 64, "turn_by_product": True, "scan_warps": 8}, (2, 3, 5)),
+        ({"value_block": 64, "scan_warps": 8}, (2, 3, 4)),
+        ({"value_block": 32}, (3, 4)),
+        ({"value_block": 32, "scan_warps": 2}, (3, 4)),
+        ({"value_block": 64, "transposed": False, "scan_warps": 8}, (3,)),
+        ({"value_block": 32, "transposed": False}, (3,)),
     )
     for form, stages in forms:
         for n in stages:
-            yield replace(default, **{"turn_by_product": False, **form}, scan_stages=n)
+            plain = {"turn_by_product": False, "scan_warps": 4}
+            yield replace(default, **{**plain, **form}, scan_stages=n)
 
 
 def variants(case: KernelCase, interpret: bool) -> list[Variant]:

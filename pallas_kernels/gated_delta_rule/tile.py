@@ -132,15 +132,21 @@ class Tile:
     def store_value_size(self, key_head: Any, place: Any, head: Any) -> None:
         """The largest value of the head that is number `place` of its group."""
         first = 2 * self.options.key_dim + place * self.options.value_dim
-        largest = jnp.zeros((), jnp.float32)
-        for offset, width in power_of_two_blocks(self.options.value_dim):
-            sizes = jnp.zeros((BLOCK, width), self.inputs.qkv.dtype)
-            for block in range(self.blocks):
-                at = key_head, pl.ds(first + offset, width)
-                v = self.load(block * BLOCK, BLOCK, self.inputs.qkv, *at)
-                sizes = jnp.maximum(sizes, jnp.abs(v))
-            largest = jnp.maximum(largest, jnp.max(sizes.astype(jnp.float32)))
-        self.out.value_size[head, self.index] = largest
+        parts = power_of_two_blocks(self.options.value_dim)
+
+        def widen(block: Array, sizes: tuple[Array, ...]) -> tuple[Array, ...]:
+            def of_part(size: Array, part: tuple[int, int]) -> Array:
+                at = key_head, pl.ds(first + part[0], part[1])
+                return jnp.maximum(
+                    size, jnp.abs(self.load(block * BLOCK, BLOCK, self.inputs.qkv, *at))
+                )
+
+            return tuple(map(of_part, sizes, parts))
+
+        zeros = tuple(jnp.zeros((BLOCK, width), self.inputs.qkv.dtype) for _, width in parts)
+        sizes = lax.fori_loop(0, self.blocks, widen, zeros)
+        largest = (jnp.max(x.astype(jnp.float32)) for x in sizes)
+        self.out.value_size[head, self.index] = functools.reduce(jnp.maximum, largest)
 
     def store_block(self, ref: Any, head: Any, i: Any, j: Any, x: Array) -> None:
         """Block (i, j) of a square cell."""
