@@ -123,7 +123,7 @@ class Tile:
             inputs.A_log[self.gate_set, index[0]],
         )
         if self.options.tuning.fast_gates and activation.lower_bound is None:
-            return -jnp.exp(A_log) * _log2_softplus(z, self.options.interpret)
+            return -jnp.exp(A_log) * log2_softplus(z, self.options.interpret)
         return LOG2_E * activation.log_decay(z, A_log, jnp.zeros((), jnp.float32))
 
     def exp2(self, x: Array) -> Array:
@@ -167,7 +167,7 @@ class Tile:
         barrier(self.options.interpret)
 
 
-def _log2_softplus(x: Array, interpret: bool) -> Array:
+def log2_softplus(x: Array, interpret: bool) -> Array:
     """log2(1 + e^x) to 5e-6, or 2e-7 where it is above 0.05."""
     fma = functools.partial(multiply_add, interpret=interpret)
     small = exp2(-LOG2_E * jnp.abs(x), interpret)
