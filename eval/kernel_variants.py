@@ -24,14 +24,14 @@ from .kernel_cases import Data, KernelCase
 from .variant import Variant
 
 
-def _product_tunings(default: PrefillTuning, per_channel: bool) -> Iterator[PrefillTuning]:
-    for warps in (1, 2, 4):
-        for block in (32, 64, 128) if per_channel else (default.key_block,):
+def _product_tunings(default: PrefillTuning) -> Iterator[PrefillTuning]:
+    for warps in (1, 2):
+        for block in (32, 64, 128):
             yield replace(default, product_warps=warps, key_block=block)
 
 
 def _invert_tunings(default: PrefillTuning) -> Iterator[PrefillTuning]:
-    for warps in (1, 2, 4):
+    for warps in (1, 2):
         yield replace(default, invert_warps=warps)
 
 
@@ -68,7 +68,7 @@ def variants(case: KernelCase, interpret: bool) -> list[Variant]:
     default = PrefillTuning.default(jnp.bfloat16, case.shape.per_channel)
     out = [Variant("prefill", default, default, _prefill_loop(case, default, expected, interpret))]
     for kernel, make, tunings in (
-        ("products", _products_loop, _product_tunings(default, case.shape.per_channel)),
+        ("products", _products_loop, _product_tunings(default)),
         ("invert", _invert_loop, _invert_tunings(default)),
         ("scan", _scan_loop, _scan_tunings(default)),
     ):

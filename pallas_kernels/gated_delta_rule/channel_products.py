@@ -33,7 +33,7 @@ class _Rows(NamedTuple):
 
 def channel_products(t: Tile) -> None:
     key_head = t.head // t.group
-    t.store_value_size(key_head, t.head % t.group, t.head)
+    t.store_value_sizes(key_head, [(t.head % t.group, t.head)])
 
     def block_step(block: Array, before: tuple[Array, ...]) -> tuple[Array, ...]:
         beta = t.beta(block * BLOCK, BLOCK, t.head)
@@ -61,8 +61,9 @@ def _store_diagonal(
 ) -> list[_Rows]:
     """`before` is the decay from the tile's start to the block's, of each part."""
     inputs, out, outputs = t.inputs, t.out, t.options.outputs
-    k_scale = t.key_scale(block, key_head)[:, None]
-    q_scale = t.key_scale(block, key_head, queries=True)[:, None] if outputs else None
+    queries, keys = t.load_keys(block, key_head, _parts(t))
+    k_scale = t.unit_scale(keys)
+    q_scale = None if queries is None else t.unit_scale(queries) * t.options.key_dim**-0.5
     zeros = jnp.zeros((BLOCK, BLOCK), jnp.float32)
     sums: Any = (zeros, zeros if outputs else None)
     rows = []
@@ -72,10 +73,9 @@ def _store_diagonal(
 
     for n, (offset, width) in enumerate(_parts(t)):
         part = pl.ds(offset, width)
-        k = t.load_rows(block, key_head, (t.options.key_dim + offset, width)) * k_scale
-        q = None
-        if q_scale is not None:
-            q = t.load_rows(block, key_head, (offset, width)) * q_scale
+        k, q = keys[n].astype(jnp.float32) * k_scale, None
+        if queries is not None and q_scale is not None:
+            q = queries[n].astype(jnp.float32) * q_scale
         g = jnp.maximum(t.log2_decay(block * BLOCK, BLOCK, t.head, part), LEAST)
         sums, decayed = add_decayed_products(
             sums, q, k, g, sum_of, t.options.tuning.decay_leaf, t.leaf_dot, t.dot

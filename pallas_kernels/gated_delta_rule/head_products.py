@@ -31,8 +31,8 @@ class _Rows(NamedTuple):
 
 def head_products(t: Tile) -> None:
     heads = [(place, t.head * t.group + place) for place in range(t.group)]
-    for place, head in heads:
-        t.store_value_size(t.head, place, head)
+    t.store_value_sizes(t.head, heads)
+    for _, head in heads:
         _store_gates(t, head)
     t.barrier()  # orders what the threads wrote for each other, here and below
 
@@ -54,7 +54,7 @@ def head_products(t: Tile) -> None:
 
 
 def _parts(t: Tile) -> list[tuple[int, int]]:
-    return list(power_of_two_blocks(t.options.key_dim))
+    return list(power_of_two_blocks(t.options.key_dim, t.options.tuning.key_block))
 
 
 def _store_gates(t: Tile, head: Any) -> None:
@@ -65,17 +65,18 @@ def _store_gates(t: Tile, head: Any) -> None:
 
 
 def _store_units(t: Tile, block: Array) -> tuple[list[Array] | None, list[Array]]:
-    def stored(ref: Any, queries: bool) -> list[Array]:
-        out = []
-        scale = t.key_scale(block, t.head, queries)[:, None]
-        first = 0 if queries else t.options.key_dim
-        for offset, width in _parts(t):
-            x = t.load_rows(block, t.head, (first + offset, width)) * scale
-            out.append(x.astype(ref.dtype))
-            ref[t.index, t.head, block_rows(block), pl.ds(offset, width)] = out[-1]
-        return out
+    """Queries and keys, normalised."""
 
-    return (stored(t.out.q, True) if t.options.outputs else None), stored(t.out.k, False)
+    def stored(ref: Any, rows: list[Array], scale: Array) -> list[Array]:
+        rows = [(x.astype(jnp.float32) * scale).astype(ref.dtype) for x in rows]
+        for part, x in zip(_parts(t), rows, strict=True):
+            ref[t.index, t.head, block_rows(block), pl.ds(*part)] = x
+        return rows
+
+    q, k = t.load_keys(block, t.head, _parts(t))
+    if q is not None:
+        q = stored(t.out.q, q, t.unit_scale(q) * t.options.key_dim**-0.5)
+    return q, stored(t.out.k, k, t.unit_scale(k))
 
 
 def _products(

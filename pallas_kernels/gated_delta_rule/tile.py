@@ -11,6 +11,7 @@ import functools
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jax import Array, lax
 from jax.experimental import pallas as pl
@@ -90,23 +91,24 @@ class Tile:
         at = ref.at[(pl.ds(self.start + first, size), *index)]
         return plt.load(at, mask=mask, other=other)
 
-    def load_rows(self, block: Any, key_head: Any, part: tuple[int, int]) -> Array:
-        """Channels of a key head of a block's tokens, float32 [16, Kb]."""
-        return self.load(block * BLOCK, BLOCK, self.inputs.qkv, key_head, pl.ds(*part)).astype(
-            jnp.float32
-        )
+    def load_rows(
+        self, block: Any, key_head: Any, first: Any, parts: list[tuple[int, int]]
+    ) -> list[Array]:
+        """Channels of a key head from its `first`, in parts [16, width], as they are."""
+        at = (self.inputs.qkv, key_head)
+        return [self.load(block * BLOCK, BLOCK, *at, pl.ds(first + o, w)) for o, w in parts]
 
-    def key_scale(self, block: Any, key_head: Any, queries: bool = False) -> Array:
-        """What gives keys length 1, and queries K**-0.5: [16]."""
-        first = 0 if queries else self.options.key_dim
-        squares = functools.reduce(
-            jnp.add,
-            (
-                jnp.sum(jnp.square(self.load_rows(block, key_head, (first + o, w))), axis=1)
-                for o, w in power_of_two_blocks(self.options.key_dim)
-            ),
-        )
-        return lax.rsqrt(squares + L2_EPS) * (self.options.key_dim**-0.5 if queries else 1.0)
+    def load_keys(
+        self, block: Any, key_head: Any, parts: list[tuple[int, int]]
+    ) -> tuple[list[Array] | None, list[Array]]:
+        """Queries, if there are outputs, and keys: both on their way before either is used."""
+        queries = self.load_rows(block, key_head, 0, parts) if self.options.outputs else None
+        return queries, self.load_rows(block, key_head, self.options.key_dim, parts)
+
+    def unit_scale(self, parts: list[Array]) -> Array:
+        """What gives rows length 1: [16, 1]."""
+        squares = (jnp.sum(jnp.square(x.astype(jnp.float32)), axis=1) for x in parts)
+        return lax.rsqrt(functools.reduce(jnp.add, squares) + L2_EPS)[:, None]
 
     def beta(self, first: Any, size: int, head: Any) -> Array:
         logits = self.load(first, size, self.inputs.beta, head, other=OFF)
@@ -129,24 +131,22 @@ class Tile:
     def exp2(self, x: Array) -> Array:
         return exp2(x, self.options.interpret)
 
-    def store_value_size(self, key_head: Any, place: Any, head: Any) -> None:
-        """The largest value of the head that is number `place` of its group."""
-        first = 2 * self.options.key_dim + place * self.options.value_dim
-        parts = power_of_two_blocks(self.options.value_dim)
+    def store_value_sizes(self, key_head: Any, places: list[tuple[Any, Any]]) -> None:
+        """The largest value of each head, given by its place in its group and its number."""
+        value_dim = self.options.value_dim
+        parts = list(power_of_two_blocks(value_dim, self.options.tuning.key_block))
+        firsts = [2 * self.options.key_dim + place * value_dim for place, _ in places]
 
-        def widen(block: Array, sizes: tuple[Array, ...]) -> tuple[Array, ...]:
-            def of_part(size: Array, part: tuple[int, int]) -> Array:
-                at = key_head, pl.ds(first + part[0], part[1])
-                return jnp.maximum(
-                    size, jnp.abs(self.load(block * BLOCK, BLOCK, self.inputs.qkv, *at))
-                )
+        def widen(block: Array, sizes: list[list[Array]]) -> list[list[Array]]:
+            values = [self.load_rows(block, key_head, first, parts) for first in firsts]
+            return jax.tree.map(lambda size, v: jnp.maximum(size, jnp.abs(v)), sizes, values)
 
-            return tuple(map(of_part, sizes, parts))
-
-        zeros = tuple(jnp.zeros((BLOCK, width), self.inputs.qkv.dtype) for _, width in parts)
+        dtype = self.inputs.qkv.dtype
+        zeros = [[jnp.zeros((BLOCK, width), dtype) for _, width in parts] for _ in places]
         sizes = lax.fori_loop(0, self.blocks, widen, zeros)
-        largest = (jnp.max(x.astype(jnp.float32)) for x in sizes)
-        self.out.value_size[head, self.index] = functools.reduce(jnp.maximum, largest)
+        for (_, head), of_head in zip(places, sizes, strict=True):
+            largest = (jnp.max(x.astype(jnp.float32)) for x in of_head)
+            self.out.value_size[head, self.index] = functools.reduce(jnp.maximum, largest)
 
     def store_block(self, ref: Any, head: Any, i: Any, j: Any, x: Array) -> None:
         """Block (i, j) of a square cell."""

@@ -20,8 +20,8 @@ class PrefillTuning:
     chunk: int = 64
     invert_warps: int = 1
     decay_leaf: int = 16  # KDA: rows whose decays share one anchor; see channel_decay.py
-    key_block: int = 64  # KDA: key channels taken at a time
-    product_warps: int = 1
+    key_block: int = 64  # channels of keys and of values taken at a time before the scan
+    product_warps: int = 2
     value_block: int = 64
     scan_warps: int = 4
     scan_stages: int = 3
@@ -41,9 +41,9 @@ class PrefillTuning:
     def default(cls, dtype: DTypeLike, per_channel: bool) -> PrefillTuning:
         """bf16 inputs: 5e-3 relative RMS against float64. float32 inputs: 1e-5."""
         if dtype == jnp.bfloat16 and per_channel:
-            return cls(key_block=32, value_block=32)
+            return cls(key_block=128, value_block=32)
         if dtype == jnp.bfloat16:
-            return cls(scan_stages=5, turn_by_product=True)
+            return cls(key_block=32, scan_stages=5, turn_by_product=True)
         return cls(
             products="tf32x3",
             leaf_products="tf32x3",
