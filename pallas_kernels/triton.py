@@ -82,11 +82,6 @@ def iota(shape: tuple[int, ...], dimension: int) -> Array:
     return lax.broadcasted_iota(jnp.int32, shape, dimension)
 
 
-def exp(x: Array) -> Array:
-    """e^x in two instructions; the exact one takes ten."""
-    return jnp.exp2(x * 1.4426950408889634)
-
-
 def exp2(x: Array, interpret: bool) -> Array:
     """2^x of a float32 array in one instruction, 0 below 1e-38; the exact one also keeps
     subnormal results, for three more."""
