@@ -65,12 +65,12 @@ def run(args: argparse.Namespace) -> None:
         results.append(Result(SUITE, f"{name}/{case}", arm, metric, value, unit, n))
         print(f"{name}/{case:16} {arm:12} {metric:14} {value:10.3f} {unit}", flush=True)
 
-    load = _Load(engine)
+    load = Load(engine)
     case = f"hit/{args.matched}"
-    for arm, times, replayed in _hits(load, args.matched, args.suffix, args.repeat):
+    for arm, times, replayed in hits(load, args.matched, args.suffix, args.repeat):
         record(case, arm, "ttft", 1e3 * statistics.median(times), "ms", len(times))
         record(case, arm, "replayed", replayed, "tokens", len(times))
-    windows = _decode_windows(load, args.streams, args.rates, args.steps, args.rounds)
+    windows = decode_windows(load, args.streams, args.rates, args.steps, args.rounds)
     case, plain = f"decode/{args.streams}", windows[0]
     for rate, found in windows.items():
         arm, n = f"{rate}/step", len(found)
@@ -85,7 +85,7 @@ def run(args: argparse.Namespace) -> None:
             record(case, arm, "slowdown_most", max(costs), "%", n)
 
 
-class _Load:
+class Load:
     """Requests of random tokens on one engine, and checkpoints that no request has computed."""
 
     def __init__(self, engine: Engine) -> None:
@@ -146,7 +146,7 @@ class _Load:
             self.drain()
 
 
-def _hits(load: _Load, matched: int, suffix: int, repeat: int) -> list[tuple[str, list, int]]:
+def hits(load: Load, matched: int, suffix: int, repeat: int) -> list[tuple[str, list, int]]:
     """Times of each arm after one hit that warms up. The compressed prefix is hit first; when its
     tier has been filled, another one is stored that stays dense."""
     found = []
@@ -178,8 +178,8 @@ class Window:
     demoted: int
 
 
-def _decode_windows(
-    load: _Load, streams: int, rates: list[int], steps: int, rounds: int
+def decode_windows(
+    load: Load, streams: int, rates: list[int], steps: int, rounds: int
 ) -> dict[int, list[Window]]:
     """Windows by rate, 0 for none: in every round one of each, in an order that turns."""
     every, scheduler = [0, *rates], load.engine.scheduler
@@ -198,7 +198,7 @@ def _decode_windows(
     return found
 
 
-def _window(load: _Load, streams: int, rate: int, steps: int) -> Window:
+def _window(load: Load, streams: int, rate: int, steps: int) -> Window:
     """Steps of all streams, from a device that has nothing else to do until it has none again."""
     engine = load.engine
     while engine.cache.demoting:

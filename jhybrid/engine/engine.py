@@ -292,6 +292,8 @@ class Engine:
         if usage is not None:
             for kind in ("matched", "restored", "replayed"):
                 self._metrics.prefix_tokens[kind] += getattr(usage, f"{kind}_tokens")
+            if usage.cached_tokens:
+                self._metrics.prefix_hits[usage.recovery] += 1
         asked = sequence.params.prompt_logprobs is not None
         scores = (None, *sequence.prompt_logprobs) if asked else None
         return {"prefix_cache": usage, "prompt_logprobs": scores}

@@ -358,9 +358,13 @@ def test_a_pack_that_fails_is_undone(monkeypatch: pytest.MonkeyPatch) -> None:
     assert_greedy(PROMPT, exact["second"].token_ids)
 
 
-def test_the_pools_and_the_plan_are_told() -> None:
+def test_the_pools_and_the_recoveries_are_told() -> None:
     engine = engine_for("gdn", "some")
     prime(engine)
+    before = dict(engine.metrics().prefix_hits)
+    hit(engine, "dasc-wr")
+    told = engine.metrics().prefix_hits
+    assert told["dasc-wr"] == before["dasc-wr"] + 1 and told["dense"] == before["dense"]
     pools = engine.info()["pools"]
     pool = engine.runner.compressed
     assert pool is not None

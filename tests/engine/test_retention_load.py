@@ -11,7 +11,7 @@ from jhybrid.retention.selection import select
 from .tiny import TINY, assert_idle, tiny_engine, tiny_params
 
 LOAD = Load(conversations=24, turns=3, user_tokens=(20, 40), answer_tokens=6)
-DENSE_SLOTS = 60
+DENSE_SLOTS = 120
 
 
 def test_the_same_memory_holds_more_compressed_checkpoints() -> None:
