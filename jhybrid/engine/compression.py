@@ -62,7 +62,7 @@ def apply_plan(
         params = permute_params(params, config, prepared.order)
     maps, kind = prepared.maps, engine.checkpoint_dtype
     slot = count_bytes(compressed_specs(config, maps, 1, kind), dtype)
-    scratch = scratch_bytes(config, maps, MOVES, kind, dtype.itemsize)
+    scratch = scratch_bytes(config, maps, MOVES, kind)
     ratios = asdict(plan_ratios(plan, config, engine.tp, dtype.itemsize))
     compression = Compression(
         maps=maps,

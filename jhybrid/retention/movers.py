@@ -27,7 +27,7 @@ from ..models.hybrid import cache_specs
 from ..params import ParamSpec
 from ..sharding import AXIS
 from .maps import MoveMaps
-from .ratios import CheckpointDtype, conv_bytes, row_bytes
+from .ratios import CheckpointDtype, row_bytes
 
 
 @struct.dataclass
@@ -51,16 +51,13 @@ def compressed_specs(
     return CompressedPool(states=states, conv=cache_specs(config, 1, 1, slots).conv)
 
 
-def scratch_bytes(
-    config: ModelConfig, maps: MoveMaps, moves: int, dtype: CheckpointDtype, itemsize: int
-) -> int:
-    """What a call of `moves` pairs holds beside the pools, over all ranks: conv windows on their
-    way (`itemsize` bytes a value), and the rows that travel, as they leave and as they arrive."""
-    travelling = 0
-    if maps.exchange is not None:
-        ranks, rows = maps.exchange.send.shape
-        travelling = 2 * ranks * rows * row_bytes(config.linear.value_dim, dtype)
-    return moves * (conv_bytes(config, itemsize) + travelling)
+def scratch_bytes(config: ModelConfig, maps: MoveMaps, moves: int, dtype: CheckpointDtype) -> int:
+    """What a call of `moves` pairs holds beside the pools, over all ranks: the rows that travel, as
+    they leave and as they arrive. All else goes from pool to pool."""
+    if maps.exchange is None:
+        return 0
+    ranks, rows = maps.exchange.send.shape
+    return 2 * moves * ranks * rows * row_bytes(config.linear.value_dim, dtype)
 
 
 def store(

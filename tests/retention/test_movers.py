@@ -18,10 +18,10 @@ from jhybrid.batch import Caches
 from jhybrid.config import ModelConfig
 from jhybrid.models.hybrid import REPLICATED, cache_partition, sharded
 from jhybrid.params import map_specs, partition_specs
-from jhybrid.retention.layout import make_layout
+from jhybrid.retention.layout import kept_per_rank, make_layout
 from jhybrid.retention.maps import Exchange, MoveMaps
-from jhybrid.retention.movers import CompressedPool, compressed_specs, load, store
-from jhybrid.retention.placement import PLACEMENTS, PlacementKind
+from jhybrid.retention.movers import CompressedPool, compressed_specs, load, scratch_bytes, store
+from jhybrid.retention.placement import PLACEMENTS, PlacementKind, balance_storage
 from jhybrid.retention.prepare import prepare
 from jhybrid.retention.ratios import CheckpointDtype
 from jhybrid.retention.selection import RetentionPlan, empty_plan, full_plan, select
@@ -193,6 +193,10 @@ def test_nothing_remote_no_collective() -> None:
     even = prepare(full_plan(tiny_horizons(config), 16), config, 4, placement="storage")
     uneven = prepare(select(tiny_horizons(config), 64), config, 4, placement="storage")
     assert even.maps.exchange is None and uneven.maps.exchange is not None
+    assert scratch_bytes(config, even.maps, 8, "int8") == 0
+    remote = balance_storage(kept_per_rank(uneven.plan, 4)).remote * uneven.plan.horizons.rows
+    least = 2 * 8 * remote * (config.linear.value_dim + 4)  # each row once, without the padding
+    assert least <= scratch_bytes(config, uneven.maps, 8, "int8") <= 16 * least
     texts = []
     for made in (even, uneven):
         pools = Pools(config, made.maps, "float32")
