@@ -67,7 +67,7 @@ def run(args: argparse.Namespace) -> None:
 
     load = Load(engine)
     case = f"hit/{args.matched}"
-    for arm, times, replayed in hits(load, args.matched, args.suffix, args.repeat):
+    for arm, (times, replayed) in hits(load, args.matched, args.suffix, args.repeat).items():
         record(case, arm, "ttft", 1e3 * statistics.median(times), "ms", len(times))
         record(case, arm, "replayed", replayed, "tokens", len(times))
     windows = decode_windows(load, args.streams, args.rates, args.steps, args.rounds)
@@ -146,24 +146,37 @@ class Load:
             self.drain()
 
 
-def hits(load: Load, matched: int, suffix: int, repeat: int) -> list[tuple[str, list, int]]:
-    """Times of each arm after one hit that warms up. The compressed prefix is hit first; when its
-    tier has been filled, another one is stored that stays dense."""
-    found = []
-    arms: tuple[RecoveryName, ...] = ("dasc-nr", "dasc-wr", "dense")
-    trunk, branches = list[int](), itertools.count(1)
-    for arm in arms:
-        if arm != "dasc-wr":
-            if arm == "dense":
-                load.fill()
-            trunk = load.tokens(matched)
-            load.add([*trunk, 0], 1, "off")  # leaves its state at `matched`
-            load.drain()
-        hits = []
-        for _ in range(1 + repeat):
-            branch = next(branches)  # no two share more than the trunk
-            hits.append(load.first_token([*trunk, branch, *load.tokens(suffix - 1)], arm))
-        found.append((arm, [seconds for seconds, _ in hits[1:]], hits[-1][1]))
+def hits(
+    load: Load, matched: int, suffix: int, repeat: int
+) -> dict[RecoveryName, tuple[list[float], int]]:
+    """Seconds of each hit, and tokens replayed, by recovery; one first that is not counted.
+
+    Two prefixes: a compressed one, and, both tiers being full, one that stays dense. The arms take
+    turns, which keeps both among the youngest.
+    """
+    branches = itertools.count(1)  # no two hits share more than their prefix
+
+    def store() -> list[int]:
+        prefix = load.tokens(matched)
+        load.add([*prefix, 0], 1, "off")  # leaves its state at `matched`
+        load.drain()
+        return prefix
+
+    def hit(recovery: RecoveryName) -> tuple[float, int]:
+        prompt = [*prefixes[recovery], next(branches), *load.tokens(suffix - 1)]
+        return load.first_token(prompt, recovery)
+
+    compressed = store()
+    load.fill()
+    prefixes: dict[RecoveryName, list[int]] = {"dasc-nr": compressed, "dasc-wr": compressed}
+    hit("dasc-nr")  # a use, before others need its slot
+    prefixes["dense"] = store()
+    found: dict[RecoveryName, tuple[list[float], int]] = {}
+    for number in range(1 + repeat):
+        for recovery in ("dense", "dasc-nr", "dasc-wr"):
+            seconds, replayed = hit(recovery)
+            before = found[recovery][0] if number > 1 else []
+            found[recovery] = [*before, seconds], replayed
     return found
 
 

@@ -17,13 +17,13 @@ def test_hits_and_demotions_are_those_asked_for() -> None:
         recovery="dasc-wr",
         w_max=32,
         pages=300,
-        slots=10,
+        slots=16,
         compressed_slots=12,
         watermark=4,
         max_running=2,
     )
     load = Load(engine)
-    found = {arm: (len(times), replayed) for arm, times, replayed in hits(load, 64, 4, 2)}
+    found = {arm: (len(seconds), tokens) for arm, (seconds, tokens) in hits(load, 64, 4, 2).items()}
     assert found == {"dasc-nr": (2, 0), "dasc-wr": (2, plan.replay_window), "dense": (2, 0)}
     assert_idle(engine)
 
