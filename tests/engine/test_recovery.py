@@ -280,7 +280,7 @@ def test_a_refresh_longer_than_a_step_runs_in_pieces_beside_others() -> None:
 def test_tensor_parallel_gives_the_same_tokens(placement: str) -> None:
     plan = plan_of("gdn", "some")
     expected = {}
-    for tp in (1, 2):
+    for tp in (1, 4):
         engine = tiny_engine(
             tp=tp,
             plan=plan,
