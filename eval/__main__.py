@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any, Protocol
 
-from . import checkpoint_moves, kernels, model, retention_load, step_profile, ttft
+from . import checkpoint_moves, engine_moves, kernels, model, retention_load, step_profile, ttft
 from .suites import (
     choice,
     curves,
@@ -33,6 +33,7 @@ SUITES: dict[str, Suite] = {
     "profile": step_profile,
     "retention-load": retention_load,
     "checkpoint-moves": checkpoint_moves,
+    "engine-moves": engine_moves,
     "ttft": ttft,
     "ruler": ruler,
     "longbench": longbench,

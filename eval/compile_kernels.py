@@ -98,7 +98,6 @@ def pack_functions() -> Iterator[tuple[Callable, Any]]:
         for omitted in ("zero", "keep"):
             unpack = _in_pallas(ragged_pack.unpack_states, omitted=omitted)
             yield unpack, (packed, pool, rows, slots, slots)
-    yield _in_pallas(ragged_pack.copy_rows), (pool, rows, slots, slots)
 
 
 def conv_functions() -> Iterator[tuple[Callable, Any]]:

@@ -13,7 +13,7 @@ from .gated_delta_rule import (
 from .grouped_matmul import grouped_matmul
 from .paged_attention import decode_paged_attention, ragged_paged_attention, write_pages
 from .ragged import CONTINUE, NO_SLOT, Segments
-from .ragged_pack import PackedStates, copy_rows, pack_states, row_positions, unpack_states
+from .ragged_pack import PackedStates, pack_states, row_positions, unpack_states
 from .skinny_matmul import skinny_matmul
 from .suffix_replay import suffix_replay
 
@@ -25,7 +25,6 @@ __all__ = [
     "PackedStates",
     "Segments",
     "chunk_gated_delta_rule",
-    "copy_rows",
     "decode_causal_conv1d",
     "decode_gated_delta_rule",
     "decode_paged_attention",

@@ -13,13 +13,13 @@ A page that the request may write has group inputs beside its KV where `inputs` 
 (see `input_pages`), from before its first token on.
 
 With a compressed pool the manager decides what is demoted and somebody else packs it:
-`take_demotions`, then `commit_demotion` or `abort_demotion` of each. Native slots that are on their
-way to being free are waited for.
+`slots.take_demotions`, then `commit_demotion` or `abort_demotion` of each. Native slots that are on
+their way to being free are waited for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -27,6 +27,7 @@ from jhybrid.cache.admission import Admission, CacheStats, Commit, count_held
 from jhybrid.cache.allocator import PageAllocator, SlotAllocator
 from jhybrid.cache.host_store import HostMatch, HostStore
 from jhybrid.cache.input_pages import InputPages, InputPolicy
+from jhybrid.cache.native_slots import NativeSlots
 from jhybrid.cache.offload import Load, Offload
 from jhybrid.cache.radix_cache import RadixCache, as_tokens
 from jhybrid.cache.radix_node import Checkpoint, Insertion, Match, Node, PageIds, Tokens
@@ -53,22 +54,18 @@ class CacheManager:
         `inputs`: which group inputs are kept; None for none. `host` takes what is evicted."""
         if checkpoint_interval < 1:
             raise ValueError(f"checkpoint_interval must be at least 1, got {checkpoint_interval}")
-        if not 0 <= watermark < total_slots:
-            raise ValueError(f"watermark must be from 0 to {total_slots - 1}, got {watermark}")
         self.page_size = page_size
         self.checkpoint_interval = checkpoint_interval
-        self.watermark = watermark
         self.inputs = InputPages(inputs, total_pages) if inputs is not None else None
         self._pages = PageAllocator(total_pages, self.inputs)
-        self._slots = SlotAllocator(total_slots)
         compressed = SlotAllocator(compressed_slots) if compressed_slots else None
-        self._tiers = CheckpointTiers(self._slots, compressed, lossless=lossless)
+        self._tiers = CheckpointTiers(SlotAllocator(total_slots), compressed, lossless=lossless)
+        self.slots = NativeSlots(self._tiers, watermark)
         self._tree = RadixCache(page_size, self._pages, self._tiers)
         self.host, self._offloads = host, list[Offload]()
         if host is not None:
             self._tree.on_evict = self._offload
         self._leases: set[Admission] = set()
-        self._reserved: set[int] = set()  # slots handed out for checkpoints, not committed yet
 
     def admit(
         self,
@@ -162,23 +159,6 @@ class CacheManager:
         self._pages.release([src for src, _ in lease.page_copies], "running")
         lease.page_copies = []
 
-    def reserve_checkpoint_slots(self, n: int, reserve: int = 0) -> list[int]:
-        """Up to `n` slots to write checkpoints to, evicting least recently used ones.
-
-        Leaves at least `reserve` slots that are free or can be freed for running requests. Every
-        slot goes back through `commit_prefix` or `release_checkpoint_slots`.
-        """
-        taken = [self._take_slot() for _ in range(min(n, self._tiers.obtainable - reserve))]
-        slots = [slot for slot in taken if slot is not None]
-        self._reserved.update(slots)
-        return slots
-
-    def release_checkpoint_slots(self, slots: Iterable[int]) -> None:
-        """Gives back reserved slots that were not committed."""
-        for slot in slots:
-            self._take_back(slot)
-            self._slots.release(slot, "running")
-
     def checkpoint_depths(
         self, lease: Admission, start: int, end: int, prompt_len: int
     ) -> list[int]:
@@ -209,10 +189,10 @@ class CacheManager:
         self._check_covered(lease, tokens)
         state = Checkpoint(*checkpoint) if checkpoint is not None else None
         if state is not None:
-            self._take_back(state.slot)
+            self.slots.claim(state.slot)
         inserted = self._insert(lease, tokens, state)
         if state is not None and inserted.refused:
-            self._slots.release(state.slot, "running")
+            self.slots.release(state.slot)
         self._share(lease, inserted)
         if inserted.node.end > lease.lock.node.end:
             self._tree.move_lock(lease.lock, inserted.node)
@@ -240,21 +220,13 @@ class CacheManager:
             refused = inserted.refused if writes else "depth"
             commit = Commit(inserted.node.end - inserted.duplicate, inserted.duplicate, refused)
         if not donated:
-            self._slots.release(lease.slot, "running")
+            self.slots.release(lease.slot)
         self._tree.unlock(lease.lock)
         self._pages.release(lease.page_table, "running")
         self._leases.remove(lease)
         lease.page_table = lease.page_table[:0]
         lease.slot, lease.state_depth = -1, None
         return commit
-
-    def take_demotions(self, most: int) -> list[Demotion]:
-        """Up to `most` demotions to pack now, after seeing to it that native slots are free.
-
-        Each holds its node and its two slots until `commit_demotion` or `abort_demotion`.
-        """
-        self._tiers.reclaim(self.watermark)
-        return self._tiers.take_demotions(most)
 
     def commit_demotion(self, demotion: Demotion) -> bool:
         """The pack has been done: hits read the compressed state, the native slot is free.
@@ -280,7 +252,7 @@ class CacheManager:
 
     def stats(self) -> CacheStats:
         tiers = self._tiers
-        pools = {"kv_pages": self._pages.counts(), "native_slots": self._slots.counts()}
+        pools = {"kv_pages": self._pages.counts(), "native_slots": tiers.native.counts()}
         if tiers.compressed is not None:
             pools["compressed_slots"] = tiers.compressed.counts()
         evictions = {"kv_pages": self._tree.evicted_pages, **tiers.evicted}
@@ -302,8 +274,8 @@ class CacheManager:
             self.inputs.check_integrity(self._pages.free_pages)
         if self.host is not None:
             self.host.check_integrity()
-        slots = [lease.slot for lease in self._leases] + list(self._reserved)
-        self._slots.check_integrity("running", set(slots))
+        slots = [lease.slot for lease in self._leases] + list(self.slots.reserved)
+        self._tiers.native.check_integrity("running", set(slots))
         if len(slots) != len(set(slots)):
             raise RuntimeError(f"requests and reservations share slots: {sorted(slots)}")
         for node in self._tree.walk():
@@ -324,11 +296,11 @@ class CacheManager:
         shared = match.length // self.page_size
         needed = self._pages_for(max(host.length, tokens_total)) - shared
         pages = slot = None
-        if self._slots.free or self._tiers.evicts_next:
+        if self.slots.waits:  # evicting pages would be too early
+            self.slots.make_room()
+        else:
             pages = self._take_pages(needed)
-            slot = self._take_slot() if pages is not None else None
-        else:  # the slot has to be waited for: evicting pages would be too early
-            self._tiers.reclaim(1)
+            slot = self.slots.take() if pages is not None else None
         if pages is None or slot is None:
             self._pages.release(pages or (), "running")
             self._tree.unlock(lock)
@@ -435,17 +407,6 @@ class CacheManager:
             if self._tree.evict_leaf() is None:
                 return None
         return self._pages.allocate(n)
-
-    def _take_slot(self) -> int | None:
-        if not self._slots.free:
-            self._tiers.reclaim(1)
-        slots = self._slots.allocate(1)
-        return slots[0] if slots else None
-
-    def _take_back(self, slot: int) -> None:
-        if slot not in self._reserved:
-            raise ValueError(f"slot {slot} is not reserved for a checkpoint")
-        self._reserved.remove(slot)
 
     def _pages_for(self, tokens: int) -> int:
         return -(-tokens // self.page_size)

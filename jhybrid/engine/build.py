@@ -82,8 +82,7 @@ def create_engine(name: str, engine: EngineConfig, *, warm_up: bool = True) -> E
     check_memory(config, engine, dtype, context)  # before minutes of loading
     params = _load(model, config, mesh, dtype)
     params, compression = compress(params, config, engine, dtype, model.folder)
-    compressed_bytes = compression.slot_bytes if compression else None
-    sizes = size_pools(config, engine, mesh, dtype, context, compressed_bytes)
+    sizes = size_pools(config, engine, mesh, dtype, context, compression)
     tokenizer = _tokenizer(model.tokenizer_folder)
     runner = ModelRunner(
         params,

@@ -303,8 +303,8 @@ class ModelRunner:
         self.rows = self._call("set_seen", (), self.rows, np.int32(row), in_prompt, counts)
 
     def wait(self) -> None:
-        """Until the device has done all that was dispatched to the caches."""
-        jax.block_until_ready(self.caches)
+        """Until the device has done all that was dispatched to the caches, packing included."""
+        jax.block_until_ready((self.caches, self.compressed))
 
     @property
     def vocab(self) -> int:

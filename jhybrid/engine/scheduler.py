@@ -210,7 +210,7 @@ class Scheduler:
         depths = self.cache.checkpoint_depths(lease, start, end, len(sequence.tokens))
         depths.sort(key=lambda depth: (depth not in (last, lease.branch_depth), -depth))
         reserve = min(len(self.waiting), len(self._free_rows))
-        slots = self.cache.reserve_checkpoint_slots(len(depths), reserve)
+        slots = self.cache.slots.reserve(len(depths), reserve)
         return tuple(sorted(zip(depths, slots, strict=False)))
 
     def _make_room(self, sequence: Sequence) -> bool:

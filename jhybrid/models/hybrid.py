@@ -183,11 +183,13 @@ def forward(
     config: ModelConfig,
     *,
     remat: bool = False,
+    on_layer: Callable[[LayerParams, Array, tuple[Array, ...]], None] | None = None,
 ) -> tuple[Float[Array, "*B D"], Caches | None]:
     """The residual stream after the last layer, before the final norm, and the new caches.
 
     Caches with pages for them receive the group inputs of the batch's tokens.
-    `remat` recomputes each layer in the backward pass (training).
+    `remat` recomputes each layer in the backward pass (training). `on_layer` is told of every layer
+    before it runs: its parameters, the stream that enters it, and the streams stored by blocks.
     """
     x = embed(params, batch.token_ids)
     stored: tuple[Array, ...] = ()
@@ -199,6 +201,8 @@ def forward(
             assert caches is not None and not isinstance(batch, DenseBatch)
             assert batch.input_slots is not None
             caches = write_group_inputs(caches, kept, x, batch.input_slots)
+        if on_layer is not None:
+            on_layer(layer, x, stored)
         is_linear = isinstance(layer.mixer, LinearMixer)
         index = linear if is_linear else full
         linear, full = linear + is_linear, full + (not is_linear)
@@ -335,7 +339,6 @@ __all__ = [
     "forward",
     "last_hidden",
     "logits",
-    "mixed_layer",
     "model_partition",
     "model_specs",
     "sharded",

@@ -152,6 +152,7 @@ def test_trace(tmp_path: Path):
 def test_every_suite_is_tried_here_or_needs_a_gpu():
     tried = {name.removeprefix("test_").replace("_", "-") for name in globals()}
     elsewhere = {"kernels", "model", "profile", "ttft", "retention-load", "checkpoint-moves"}
+    elsewhere |= {"engine-moves"}
     assert set(SUITES) - elsewhere <= tried
 
 

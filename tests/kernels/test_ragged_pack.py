@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pallas_kernels import PackedStates, copy_rows, pack_states, row_positions, unpack_states
+from pallas_kernels import PackedStates, pack_states, row_positions, unpack_states
 from pallas_kernels.arg_specs import HEAD_SHAPES, HeadShape
 
 from .lowering import TRITON_CALL, lower_for_cuda
@@ -133,18 +133,6 @@ def test_unpack_restores_kept_rows(name: str, int8: bool, given: bool, implement
         np.testing.assert_array_equal(after[untouched], pool[untouched])
 
 
-@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-@pytest.mark.parametrize("name", ROWS)
-def test_copy_rows_leaves_the_others(name: str, implementation: str) -> None:
-    rows, pool = ROWS[name].astype(np.int32), states()
-    source, target = np.array([3, 5, -1], np.int32), np.array([0, -1, 1], np.int32)
-    after = np.asarray(compiled(copy_rows, implementation)(pool, rows, source, target))
-    expected = pool.copy()
-    kept = rows[rows >= 0]
-    expected[0].reshape(COUNT, -1)[kept] = pool[3].reshape(COUNT, -1)[kept]
-    np.testing.assert_array_equal(after, expected)
-
-
 @pytest.mark.parametrize("int8", [False, True], ids=["f32", "int8"])
 def test_mismatched_pools_are_refused(int8: bool) -> None:
     rows = jnp.arange(3, dtype=jnp.int32)
@@ -168,7 +156,6 @@ def test_lowers_for_cuda(shape: HeadShape, int8: bool) -> None:
         (pack_states, (pool, packed)),
         (functools.partial(unpack_states, omitted="zero"), (packed, pool)),
         (functools.partial(unpack_states, omitted="keep"), (packed, pool)),
-        (copy_rows, (pool,)),
     ):
         op = functools.partial(op, implementation="pallas")
         assert lower_for_cuda(op, *first, rows, slots, slots).count(TRITON_CALL) == 1
