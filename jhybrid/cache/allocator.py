@@ -30,7 +30,7 @@ class PoolCounts:
 class Companions(Protocol):
     """What belongs to pages and must go when they are freed."""
 
-    def drop(self, pages: Iterable[int]) -> None: ...
+    def drop(self, pages: Pages) -> None: ...
 
 
 class PageAllocator:

@@ -26,7 +26,7 @@ import numpy as np
 from jhybrid.cache.admission import Admission, CacheStats, Commit, count_held
 from jhybrid.cache.allocator import PageAllocator, SlotAllocator
 from jhybrid.cache.host_store import HostMatch, HostStore
-from jhybrid.cache.input_pages import InputPages, InputPolicy
+from jhybrid.cache.input_pages import NONE, InputPages, InputPolicy
 from jhybrid.cache.offload import Load, Offload
 from jhybrid.cache.radix_cache import RadixCache, as_tokens
 from jhybrid.cache.radix_node import Checkpoint, Insertion, Match, Node, PageIds, Tokens
@@ -132,15 +132,16 @@ class CacheManager:
         """
         if self.inputs is None:
             return False
-        pages = lease.page_table[start // self.page_size : self._pages_for(end)]
-        held, wanted = self._pages.held_by("running"), set(pages)
+        first, last = start // self.page_size, self._pages_for(end)
+        held, at = self._pages.held_by("running"), lease.shared // self.page_size
         for load in lease.loads:
-            there = load.row in load.chunk.with_inputs
-            if there and load.page in wanted and load.input_page is None:
-                self.inputs.grant([load.page], held)
-                companion = int(self.inputs.of([load.page])[0])
-                load.input_page = companion if companion >= 0 else None
-        return self.inputs.kept(pages)
+            index = np.arange(at, at + len(load.rows))
+            there = load.chunk.with_inputs[load.rows.start : load.rows.stop]
+            coming = there & (first <= index) & (index < last) & (load.input_pages == NONE)
+            self.inputs.grant(load.pages[coming], held)
+            load.input_pages[coming] = self.inputs.of(load.pages[coming])
+            at += len(load.rows)
+        return self.inputs.kept(lease.page_table[first:last])
 
     def take_offloads(self) -> list[Offload]:
         """What has been evicted since: to be copied before anything writes those pages."""
@@ -333,7 +334,11 @@ class CacheManager:
             self._pages.release(pages or (), "running")
             self._tree.unlock(lock)
             return None
-        loads = [Load(*source, page) for source, page in zip(host.pages, pages, strict=False)]
+        loads, at = list[Load](), 0
+        for chunk, rows in host.runs:
+            to = np.asarray(pages[at : at + len(rows)], np.int32)
+            loads.append(Load(chunk, rows, to, np.full_like(to, NONE)))
+            at += len(rows)
         copied = match.length % self.page_size and not loads
         copies = [(int(match.pages[-1]), pages[0])] if copied else []
         self._pages.retain(match.pages[:shared], "running")
@@ -367,21 +372,18 @@ class CacheManager:
         and for the page it copies from the tree's if that has one."""
         assert self.inputs is not None
         self.inputs.use(lease.page_table)
-        size = self.page_size
-        first = lease.shared // size
-        loaded = {load.page for load in lease.loads}
         held = self._pages.held_by("running")
-        for index, page in enumerate(lease.page_table[first:], start=first):
-            if index == first and lease.page_copies:
-                source = lease.page_copies[0][0]
-                if not self.inputs.kept([source]):
-                    continue
+        first = lease.shared // self.page_size + sum(len(load.rows) for load in lease.loads)
+        for source, page in lease.page_copies:
+            first += 1
+            if self.inputs.kept([source]):
                 self.inputs.grant([page], held)
                 if self.inputs.kept([page]):
                     old, new = self.inputs.of([source, page]).tolist()
                     lease.input_copies = [(old, new)]
-            elif page not in loaded and self.inputs.policy.wanted((index + 1) * size, lease.known):
-                self.inputs.grant([page], held)
+        ends = (np.arange(first, len(lease.page_table)) + 1) * self.page_size
+        wanted = self.inputs.policy.wanted(ends, lease.known)
+        self.inputs.grant(lease.page_table[first:][wanted], held)
 
     def _offload(self, node: Node) -> None:
         """Enters the pages of a leaf that goes in the host store, where they are not yet."""
@@ -391,22 +393,18 @@ class CacheManager:
             if not self.host.fits(run):
                 continue
             pages = table[run.start : run.stop]
-            companions = np.full(len(pages), -1) if self.inputs is None else self.inputs.of(pages)
-            kept = frozenset(np.flatnonzero(companions >= 0).tolist())
-            chunk = self.host.add(tokens, run, kept, node.exact)
-            self._offloads.append(Offload(chunk, pages.tolist(), companions.tolist()))
+            none = np.full(len(pages), NONE, np.int32)
+            companions = none if self.inputs is None else self.inputs.of(pages)
+            chunk = self.host.add(tokens, run, companions != NONE, node.exact)
+            self._offloads.append(Offload(chunk, pages, companions))
 
     def _slide_inputs(self, lease: Admission, pages: list[int], length: int) -> None:
         """Companions for pages of generated tokens; with a tail, the older ones of them go."""
         assert self.inputs is not None
         self.inputs.grant(pages, self._pages.held_by("running"))
-        first, size = self._pages_for(lease.known), self.page_size
-        for index in range(len(lease.page_table) - len(pages) - 1, first - 1, -1):
-            page = lease.page_table[index]
-            if not self.inputs.policy.wanted((index + 1) * size, length):
-                if not self.inputs.kept([page]):
-                    break
-                self.inputs.drop([page])
+        index = np.arange(self._pages_for(lease.known), len(lease.page_table) - len(pages))
+        wanted = self.inputs.policy.wanted((index + 1) * self.page_size, length)
+        self.inputs.drop(lease.page_table[index[~wanted]])
 
     def _insert(
         self, lease: Admission, tokens: Sequence[int] | Tokens, state: Checkpoint | None

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from jhybrid.cache.allocator import PoolCounts
 from jhybrid.cache.radix_node import Tokens, common_length
@@ -23,11 +24,11 @@ CHUNK_ROWS = (8, 64)  # pages of a chunk, padded to one of these: few shapes, la
 
 @dataclass(eq=False)
 class Chunk:
-    """Consecutive pages that hold `tokens`; those of `with_inputs` have group inputs, too."""
+    """Consecutive pages that hold `tokens`; `with_inputs` says which have group inputs, too."""
 
     tokens: Tokens
     rows: int
-    with_inputs: frozenset[int]
+    with_inputs: NDArray[np.bool_]
     exact: bool
     payload: Any = None  # None until the engine has dispatched the copy
     size: int = 0  # bytes
@@ -36,14 +37,14 @@ class Chunk:
 
 @dataclass(frozen=True)
 class HostMatch:
-    """Pages (chunk, row) that continue a prefix from its last page border on, up to `length`."""
+    """Rows of chunks that continue a prefix from its last page border on, up to `length`."""
 
     length: int
-    pages: tuple[tuple[Chunk, int], ...]
+    runs: tuple[tuple[Chunk, range], ...]
 
     @property
     def exact(self) -> bool:
-        return all(chunk.exact for chunk, _ in self.pages)
+        return all(chunk.exact for chunk, _ in self.runs)
 
 
 class HostStore:
@@ -70,7 +71,7 @@ class HostStore:
                 break
             chunk, row = best
             whole = common // size  # another chunk may hold more of the page that ends the run
-            found += [(chunk, row + i) for i in range(whole or 1)]
+            found.append((chunk, range(row, row + max(whole, 1))))
             length = at + (whole * size or common)
             if not whole:
                 break
@@ -98,13 +99,15 @@ class HostStore:
             prefix.update(_bytes(part))
         return absent
 
-    def add(self, tokens: Tokens, pages: range, with_inputs: frozenset[int], exact: bool) -> Chunk:
+    def add(
+        self, tokens: Tokens, pages: range, with_inputs: NDArray[np.bool_], exact: bool
+    ) -> Chunk:
         """A chunk of these pages of `tokens`. Raises ValueError if it is larger than all there is
         (see `fits`)."""
         size = self.page_size
         own = tokens[pages.start * size : pages.stop * size].copy()
         chunk = Chunk(own, len(pages), with_inputs, exact)
-        chunk.size = self._chunk_bytes(len(pages), bool(with_inputs))
+        chunk.size = self._chunk_bytes(len(pages), bool(with_inputs.any()))
         if chunk.size > self.capacity:
             raise ValueError(f"a chunk of {chunk.size} bytes, the host has {self.capacity}")
         while self.used + chunk.size > self.capacity:

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
 from jhybrid.cache.host_store import Chunk
+from jhybrid.cache.radix_node import PageIds
 
 
 @dataclass(frozen=True, eq=False)
@@ -12,15 +16,16 @@ class Offload:
     """Evicted `pages` (and their companions, -1 for none) that `chunk` is to hold."""
 
     chunk: Chunk
-    pages: list[int]
-    input_pages: list[int]
+    pages: PageIds
+    input_pages: NDArray[np.int32]
 
 
 @dataclass(eq=False)
 class Load:
-    """A row of a chunk to be put into a KV page, and its group inputs into `input_page`, if any."""
+    """Rows of a chunk to be put into KV pages, and their group inputs into `input_pages` (-1:
+    nowhere)."""
 
     chunk: Chunk
-    row: int
-    page: int
-    input_page: int | None = None
+    rows: range
+    pages: PageIds
+    input_pages: NDArray[np.int32]

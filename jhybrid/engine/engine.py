@@ -132,8 +132,8 @@ class Engine:
         require(len(prompt) > 0, "prompt", prompt, "at least one token")
         most = self.max_context - 1
         require(len(prompt) <= most, "prompt", f"{len(prompt)} tokens", f"at most {most} tokens")
-        worst = max(prompt, key=lambda t: t if t >= 0 else 2**31)
-        size = self.vocab_size
+        size, low = self.vocab_size, min(prompt)
+        worst = low if low < 0 else max(prompt)
         require(0 <= worst < size, "prompt", f"token id {worst}", f"ids from 0 to {size - 1}")
         for field in ("stop_token_ids", "logit_bias"):
             for token in getattr(params, field):
@@ -198,7 +198,8 @@ class Engine:
             step.draws.append((list(plan.decode), sampled))
         if plan.replays:
             assert self.cache.inputs is not None
-            self.runner.replay(replay_inputs(self.runner, plan.replays, self.cache.inputs))
+            for batch in replay_inputs(self.runner, plan.replays, self.cache.inputs):
+                self.runner.replay(batch)
         if plan.pieces:
             batch, rows = prefill_inputs(self.runner, plan.pieces, self.cache.inputs)
             last, hidden = self.runner.prefill(batch)

@@ -20,7 +20,7 @@ def ids(*tokens: int) -> np.ndarray:
 
 def put(host: HostStore, tokens: np.ndarray, start: int = 0, exact: bool = True) -> None:
     for run in host.missing(tokens, start // PAGE, exact):
-        host.add(tokens, run, frozenset(), exact)
+        host.add(tokens, run, np.zeros(len(run), bool), exact)
     host.check_integrity()
 
 
@@ -33,8 +33,10 @@ def test_a_continuation_is_found_from_inside_a_page_to_any_token() -> None:
             longer = np.append(tokens[:end], ids(99, 98)).astype(np.int32)
             match = host.match(longer, start, strict=True)
             assert match.length == end
-            assert [row for _, row in match.pages] == list(range(start // PAGE, -(-end // PAGE)))
-    assert host.match(tokens[:17], 17, strict=True).pages == ()
+            assert [row for _, rows in match.runs for row in rows] == list(
+                range(start // PAGE, -(-end // PAGE))
+            )
+    assert host.match(tokens[:17], 17, strict=True).runs == ()
 
 
 def test_the_same_page_is_kept_once_and_other_prefixes_do_not_meet() -> None:
@@ -93,7 +95,7 @@ def test_random_prefixes_against_a_set_of_them() -> None:
             )
             match = host.match(tokens, 0, strict=True)
             assert match.length == expected
-            spelled = [chunk.tokens[row * PAGE : (row + 1) * PAGE] for chunk, row in match.pages]
+            spelled = [c.tokens[r.start * PAGE : r.stop * PAGE] for c, r in match.runs]
             if spelled:
                 found = np.concatenate(spelled)[:expected]
                 np.testing.assert_array_equal(found, tokens[:expected])
