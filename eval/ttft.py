@@ -1,8 +1,9 @@
 """Suite `ttft`: from a fresh hit to the first token, by recovery and by where the KV is.
 
-For every matched length a trunk is run once; each request then shares that many of its tokens (one
-less every time, so that none stands on what another left) and has a suffix of its own. Times are
-host wall clock around `LLM.generate` for one token on an idle engine (Tail-Replay, its Table 2).
+For every matched length and every arm a trunk is run once; each request then shares that many of
+its tokens (one less every time, so that none stands on what another left; a length should be more
+than the number of requests behind a checkpoint) and has a suffix of its own. Times are host wall
+clock around `LLM.generate` for one token on an idle engine (Tail-Replay, its Table 2).
 """
 
 from __future__ import annotations
@@ -29,8 +30,10 @@ from jhybrid.engine.request import (
 
 from .results import Result, ResultsFile
 from .ttft_report import write_report
+from .ttft_timeline import record, show
 
 HOST_MEMORY = 16 * 2**30  # unless given
+LARGE = ("prefill", "replay")  # programs that take long to compile
 
 
 @dataclass(frozen=True)
@@ -71,6 +74,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--suffix", type=int, default=32, metavar="N", help="unmatched tokens")
     group.add_argument("--repeat", type=int, default=20, metavar="N")
     group.add_argument("--full-repeat", type=int, default=5, metavar="N", help="of full prefill")
+    group.add_argument(
+        "--timelines", default="", metavar="ARM,...", help="profile a request of each"
+    )
     group.add_argument("--arms", default="", metavar="TEXT,...", help="parts of arm names")
 
 
@@ -83,25 +89,28 @@ def run(args: argparse.Namespace) -> None:
     chosen = [arm for arm in arms(args.ratios) if _is_wanted(arm, wanted)]
     longest = max(args.lengths) + args.suffix + 2
     args.max_context = args.max_context or longest + args.suffix
-    requests = sum(1 + (args.full_repeat if a.recovery == "off" else args.repeat) for a in chosen)
-    least = min(args.lengths)
-    require(
-        least > requests, "lengths", least, f"more tokens than the {requests} requests of a case"
-    )
+    least = args.repeat + 2
+    good = min(args.lengths) > least
+    require(good, "lengths", min(args.lengths), f"more tokens than the {least} requests of an arm")
     results = ResultsFile(args.out)
     rng = np.random.default_rng(0)
-    with LLM(args.model, **vars(engine_config(args))) as llm:
+    with LLM(args.model, warm_up=False, **vars(engine_config(args))) as llm:
         name = llm.engine.model_name.removeprefix("dummy:")
+        for _ in llm.engine.runner.warm_up(LARGE):  # the rest compiles when it first runs
+            pass
         for length in args.lengths:
-            case = _Case(llm, length, args.suffix, rng)
             for arm in chosen:
                 repeat = args.full_repeat if arm.recovery == "off" else args.repeat
-                times, replayed = case.measure(arm, repeat)
+                case = _Case(llm, arm, length, args.suffix, rng)
+                times, usage = case.measure(repeat)
                 label = f"{name}/{length}"
                 for metric, value in _summaries(times):
                     results.append(Result("ttft", label, arm.name, metric, value, "ms", repeat))
-                results.append(Result("ttft", label, arm.name, "replayed", replayed, "tokens", 1))
+                for metric, value in _depths(usage):
+                    results.append(Result("ttft", label, arm.name, metric, value, "tokens", 1))
                 print(f"{label:24} {arm.name:32} {_summaries(times)[0][1]:9.2f} ms", flush=True)
+                if arm.name in args.timelines.split(","):
+                    print(show(record(case.request)), flush=True)
     write_report(args.out)
 
 
@@ -114,39 +123,49 @@ def _summaries(times: list[float]) -> list[tuple[str, float]]:
     return [("ttft", 1e3 * statistics.mean(times)), ("ttft_median", 1e3 * statistics.median(times))]
 
 
-class _Case:
-    """One trunk, cached, and requests that share `length` of its tokens, or a few less."""
+def _depths(usage: PrefixCacheUsage) -> list[tuple[str, int]]:
+    """Of the last request: what the time was spent on."""
+    return [("restored", usage.restored_tokens), ("replayed", usage.replayed_tokens)]
 
-    def __init__(self, llm: LLM, length: int, suffix: int, rng: np.random.Generator) -> None:
-        self._llm, self._length, self._suffix, self._rng = llm, length, suffix, rng
-        self._used = 0  # requests so far
+
+class _Case:
+    """One trunk, cached afresh, and requests that share `length` of its tokens, or a few less."""
+
+    def __init__(
+        self, llm: LLM, arm: Arm, length: int, suffix: int, rng: np.random.Generator
+    ) -> None:
+        self._llm, self._arm, self._suffix, self._rng = llm, arm, suffix, rng
+        self._matched = length  # by the next request
         require(llm.engine.flush_cache(), "engine", "busy", "an idle one")
         self._trunk = self._tokens(length + 1)
         self._generate(self._trunk, PrefixCacheOptions("dense"))
 
-    def measure(self, arm: Arm, repeat: int) -> tuple[list[float], int]:
-        """Seconds of each of `repeat` requests after one that warms up; tokens replayed by the
-        last. RuntimeError where a request was not served as the arm says."""
-        engine, options = self._llm.engine, PrefixCacheOptions(arm.recovery, arm.ratio)
-        times, replayed = [], 0
+    def measure(self, repeat: int) -> tuple[list[float], PrefixCacheUsage]:
+        """Seconds of each of `repeat` requests after one that warms up, and the last one's usage.
+        RuntimeError where a request was not served as the arm says."""
+        times, usage = [], self.request()[1]
+        for _ in range(repeat):
+            seconds, usage = self.request()
+            times.append(seconds)
+        return times, usage
+
+    def request(self) -> tuple[float, PrefixCacheUsage]:
+        engine, arm = self._llm.engine, self._arm
+        if arm.host:
+            engine.cache.offload()
+            engine.host.offload()
+            engine.runner.wait()
+        matched, self._matched = self._matched, self._matched - 1
+        prompt = self._trunk[:matched] + self._diverging(self._trunk[matched])
         engine.host.overlap = arm.overlap
-        for _ in range(repeat + 1):
-            if arm.host:
-                engine.cache.offload()
-                engine.host.offload()
-                engine.runner.wait()
-            matched = self._length - self._used
-            self._used += 1
-            prompt = self._trunk[:matched] + self._diverging(self._trunk[matched])
-            begin = time.perf_counter()
-            usage = self._generate(prompt, options)
-            times.append(time.perf_counter() - begin)
-            expected = (arm.recovery, 0 if arm.recovery == "off" else matched)
-            if (usage.recovery, usage.matched_tokens) != expected:
-                raise RuntimeError(f"{arm.name}: expected {expected}, got {usage}")
-            replayed = usage.replayed_tokens
+        begin = time.perf_counter()
+        usage = self._generate(prompt, PrefixCacheOptions(arm.recovery, arm.ratio))
+        seconds = time.perf_counter() - begin
         engine.host.overlap = True
-        return times[1:], replayed
+        expected = (arm.recovery, 0 if arm.recovery == "off" else matched)
+        if (usage.recovery, usage.matched_tokens) != expected:
+            raise RuntimeError(f"{arm.name}: expected {expected}, got {usage}")
+        return seconds, usage
 
     def _generate(self, prompt: list[int], options: PrefixCacheOptions) -> PrefixCacheUsage:
         params = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True)

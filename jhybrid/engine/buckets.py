@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 MOVES = 8  # states that one call packs or restores
 MAX_REPLAYS = 4  # sequences of which one call replays group inputs
+SHORT = 32  # rows whose products run as fast as those of a decode step (see skinny_matmul)
 REPLAY_CALL = 64  # tokens whose replay takes as long as one more call does beside its tokens
 
 
@@ -42,6 +43,8 @@ def make_buckets(
 ) -> Buckets:
     """Few enough that compiling them all is quick, close enough that padding stays cheap."""
     tokens = _powers(min(64, max_prefill_tokens), max_prefill_tokens, 6)
+    if max_prefill_tokens > 64:
+        tokens = (SHORT, *tokens)
     # From two up: for a single row XLA copies whole pools to update one slot (see
     # pallas_kernels.ragged), and the embedding to float32 to multiply by it.
     sequences = _powers(2, max(2, min(max_running, 16)), 8)

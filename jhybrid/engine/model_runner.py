@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import replace
 from typing import Any
@@ -323,9 +323,10 @@ class ModelRunner:
         """How many shapes have been compiled so far, over all functions."""
         return len(self._executables)
 
-    def warm_up(self) -> Iterator[str]:
-        """Compile every function at every bucket, several at once; yields what is done."""
-        work = list(self._warm_up_calls())
+    def warm_up(self, names: Container[str] | None = None) -> Iterator[str]:
+        """Compile every function (or those of `names`) at every bucket, several at once; yields
+        what is done."""
+        work = [call for call in self._warm_up_calls() if names is None or call[0] in names]
 
         def compile_one(call: tuple[str, Shape, tuple[Any, ...]]) -> tuple[str, Shape, Any]:
             name, size, args = call
