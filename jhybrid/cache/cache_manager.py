@@ -25,9 +25,9 @@ import numpy as np
 
 from jhybrid.cache.admission import Admission, CacheStats, Commit, count_held
 from jhybrid.cache.allocator import PageAllocator, SlotAllocator
-from jhybrid.cache.host_store import HostMatch, HostStore
+from jhybrid.cache.host_store import Chunk, HostMatch, HostStore
 from jhybrid.cache.input_pages import NONE, InputPages, InputPolicy
-from jhybrid.cache.offload import Load, Offload
+from jhybrid.cache.offload import Load, Offload, StateLoad, StateOffload
 from jhybrid.cache.radix_cache import RadixCache, as_tokens
 from jhybrid.cache.radix_node import Checkpoint, Insertion, Match, Node, PageIds, Tokens
 from jhybrid.cache.tiers import CheckpointTiers, Demotion
@@ -64,7 +64,7 @@ class CacheManager:
         compressed = SlotAllocator(compressed_slots) if compressed_slots else None
         self._tiers = CheckpointTiers(self._slots, compressed, lossless=lossless)
         self._tree = RadixCache(page_size, self._pages, self._tiers)
-        self.host, self._offloads = host, list[Offload]()
+        self.host, self._offloads = host, list[Offload | StateOffload]()
         if host is not None:
             self._tree.on_evict = self._offload
         self._leases: set[Admission] = set()
@@ -89,15 +89,14 @@ class CacheManager:
         tokens = as_tokens(tokens)
         match = self._tree.match(tokens, limit if reuse else 0, strict=strict)
         reason = match.reason if reuse else "disabled"
-        host = HostMatch(match.length, ())
+        host = HostMatch(match.length)
         if self.host is not None and reuse:
             host = self.host.match(tokens[: max(limit, 0)], match.length, strict=strict)
         lease = self._admit(match, host, len(tokens), tokens_total, reason, strict)
         alone = not self._leases and not self._tiers.demoting
         if lease is None and match.length and alone:
             match = self._tree.match(tokens, 0)
-            nothing = HostMatch(0, ())
-            lease = self._admit(match, nothing, len(tokens), tokens_total, "no_room", strict)
+            lease = self._admit(match, HostMatch(0), len(tokens), tokens_total, "no_room", strict)
         return lease
 
     def grow(self, lease: Admission, tokens_total: int) -> bool:
@@ -143,8 +142,8 @@ class CacheManager:
             at += len(load.rows)
         return self.inputs.kept(lease.page_table[first:last])
 
-    def take_offloads(self) -> list[Offload]:
-        """What has been evicted since: to be copied before anything writes those pages."""
+    def take_offloads(self) -> list[Offload | StateOffload]:
+        """What has been evicted since: to be copied before anything writes there."""
         taken, self._offloads = self._offloads, []
         return taken
 
@@ -220,6 +219,14 @@ class CacheManager:
         new = inserted.node.end - inserted.duplicate
         return Commit(new, inserted.duplicate, inserted.refused)
 
+    def keep_loaded(self, lease: Admission, tokens: Tokens) -> None:
+        """The state that came from host memory has been put into its slot (dispatched), and so has
+        the KV of `tokens`, those that it has consumed: it is a checkpoint of the tree again."""
+        if lease.state_load is not None:
+            slot, depth = lease.state_load.slot, lease.state_load.depth
+            lease.state_load = None
+            self.commit_prefix(lease, tokens[:depth], (slot, depth))
+
     def finish(
         self, lease: Admission, tokens: Sequence[int] | Tokens, donate: bool = True
     ) -> Commit:
@@ -232,6 +239,9 @@ class CacheManager:
         tokens = as_tokens(tokens)
         self._check_covered(lease, tokens)
         self.release_source(lease)
+        if lease.state_load is not None:
+            self.release_checkpoint_slots([lease.state_load.slot])
+            lease.state_load = None
         commit, donated = Commit(0, 0, None), False
         if donate and len(tokens):
             state = Checkpoint(lease.slot, len(tokens))
@@ -357,6 +367,7 @@ class CacheManager:
             reason=reason or ("no_checkpoint" if match.restored < host.length else None),
             lock=lock,
             loads=loads,
+            state_load=None,
             shared=match.length,
             known=known,
             exact=match.exact and host.exact,
@@ -365,7 +376,16 @@ class CacheManager:
         self._leases.add(lease)
         if self.inputs is not None:
             self._give_inputs(lease)
+        if host.state is not None and host.state[1] > match.restored:
+            self._load_state(lease, *host.state)
         return lease
+
+    def _load_state(self, lease: Admission, chunk: Chunk, depth: int) -> None:
+        """A deeper state than the tree's, if there is a slot for it to come to."""
+        for slot in self.reserve_checkpoint_slots(1):
+            lease.state_load = StateLoad(chunk, depth, slot)
+            lease.source, lease.restored = Checkpoint(slot, depth), depth
+            lease.reason = "no_checkpoint" if depth < lease.matched else None
 
     def _give_inputs(self, lease: Admission) -> None:
         """Companions for the request's own pages: where they are wanted for the end of its prompt,
@@ -397,6 +417,16 @@ class CacheManager:
             companions = none if self.inputs is None else self.inputs.of(pages)
             chunk = self.host.add(tokens, run, companions != NONE, node.exact)
             self._offloads.append(Offload(chunk, pages, companions))
+        state = node.checkpoint
+        if state is None or state.representation != "dense" or not state.exact:
+            return
+        # A state takes as much as the KV of some thousand tokens: those that a long prompt leaves
+        # on its way, and only one continuation has passed, stay behind.
+        if node.end % self.checkpoint_interval == 0 and node.continuations == 1:
+            return
+        chunk = self.host.add_state(tokens)
+        if chunk is not None:
+            self._offloads.append(StateOffload(chunk, node.end, state.slot))
 
     def _slide_inputs(self, lease: Admission, pages: list[int], length: int) -> None:
         """Companions for pages of generated tokens; with a tail, the older ones of them go."""

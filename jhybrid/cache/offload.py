@@ -1,4 +1,4 @@
-"""Pages between the pools and the host store: what is to be copied, either way."""
+"""Pages and states between the pools and the host store: what is to be copied, either way."""
 
 from __future__ import annotations
 
@@ -18,6 +18,24 @@ class Offload:
     chunk: Chunk
     pages: PageIds
     input_pages: NDArray[np.int32]
+
+
+@dataclass(frozen=True, eq=False)
+class StateOffload:
+    """The state in native `slot`, which `chunk` is to hold as that of `depth`."""
+
+    chunk: Chunk
+    depth: int
+    slot: int
+
+
+@dataclass(frozen=True, eq=False)
+class StateLoad:
+    """A state of a chunk to be put into native `slot`, reserved for it."""
+
+    chunk: Chunk
+    depth: int
+    slot: int
 
 
 @dataclass(eq=False)

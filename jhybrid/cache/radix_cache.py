@@ -190,10 +190,10 @@ class RadixCache:
         node = self._leaves.pop()
         if node is None:
             return None
-        if node.has_state:
-            self.tiers.evict(node)
         if self.on_evict is not None:
             self.on_evict(node)
+        if node.has_state:
+            self.tiers.evict(node)
         freed = self._remove_leaf(node)
         self.evicted_pages += freed
         return freed

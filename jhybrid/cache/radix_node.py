@@ -53,6 +53,7 @@ class Node:
     pages: PageIds  # for page indices start // page_size .. (end - 1) // page_size
     parent: Node | None = None
     children: dict[int, Node] = field(default_factory=dict)  # by their first token
+    continuations: int = 0  # the most children it has had at once
     locks: int = 0  # users of the KV of [0, end)
     used: int = 0  # when the KV was last used, on the tree's clock
     checkpoint: Checkpoint | None = None

@@ -19,7 +19,7 @@ import numpy as np
 from ..cache.admission import Admission
 from ..cache.cache_manager import CacheManager
 from ..cache.host_store import Chunk, padded_rows
-from ..cache.offload import Load, Offload
+from ..cache.offload import Load, Offload, StateOffload
 from ..models.pages import PageKind
 from .model_runner import ModelRunner
 from .sequence import Sequence
@@ -54,9 +54,13 @@ class HostTier:
         return len(self._arriving)
 
     def offload(self) -> None:
-        """Dispatch the copies of all pages that the cache has evicted."""
+        """Dispatch the copies of all pages and states that the cache has evicted."""
         for offload in self._cache.take_offloads():
-            offload.chunk.payload = self._fetch(offload)
+            if isinstance(offload, StateOffload):
+                state = self._runner.take_pages("states", np.array([offload.slot], np.int32))
+                offload.chunk.states[offload.depth] = state
+            else:
+                offload.chunk.payload = self._fetch(offload)
 
     def start(self, sequences: Iterable[Sequence]) -> None:
         """Send what newly admitted sequences have in host memory, all of it before any of it is
@@ -65,10 +69,16 @@ class HostTier:
             lease = sequence.lease
             if lease is None or not lease.loads:
                 continue
+            state = lease.state_load
+            states = [state.chunk.states[state.depth]] if state else []
+            arriving = self._runner.to_device("states", states)
             inputs = self._send("inputs", [(x, x.input_pages) for x in lease.loads])
             kv = self._send("kv", [(load, load.pages) for load in lease.loads])
             lease.loads = []
             self._arriving.append(_Arriving(sequence, lease, kv))
+            for rows in arriving:
+                assert state is not None
+                self._runner.put_pages("states", rows, np.array([state.slot], np.int32))
             for targets, rows in inputs:
                 self._runner.put_pages("inputs", rows, targets)
             if not self.overlap:

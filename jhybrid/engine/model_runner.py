@@ -107,7 +107,7 @@ class ModelRunner:
         self.caches: Caches = zeros(specs)
         self.input_dtype = input_dtype
         inputs: tuple[PageKind, ...] = ("inputs",) if input_pages else ()
-        self._host_kinds: tuple[PageKind, ...] = ("kv", *inputs) if host else ()
+        self._host_kinds: tuple[PageKind, ...] = ("kv", *inputs, "states") if host else ()
         self.compression = compression
         self.compressed: CompressedPool | None = None
         if compression is not None:
@@ -271,8 +271,9 @@ class ModelRunner:
             self.caches = self._call(name, (), self.caches, self.compressed, self._maps, *pairs)
 
     def take_pages(self, kind: PageKind, pages: np.ndarray) -> Any:
-        """Copies of pages, padded to a chunk's rows, on their way to pinned host memory."""
-        at = np.full(padded_rows(len(pages)), -1, np.int32)
+        """Copies of pages, padded to a chunk's rows, or of one state, on their way to pinned host
+        memory."""
+        at = np.full(1 if kind == "states" else padded_rows(len(pages)), -1, np.int32)
         at[: len(pages)] = pages
         rows = self._call(f"take-{kind}", at.shape, self.caches, at)
         return jax.device_put(rows, self._placed(kind, "pinned_host"))
@@ -365,7 +366,7 @@ class ModelRunner:
         pairs, zero = np.full(b.decode[-1], -1, np.int32), np.int32(0)
         yield "copy_pages", (), (caches, (pairs, pairs), (pairs, pairs))
         for kind in self._host_kinds:
-            for size in CHUNK_ROWS:
+            for size in (1,) if kind == "states" else CHUNK_ROWS:
                 at = np.full(size, -1, np.int32)
                 rows_of = jax.tree.map(
                     lambda pool, place, n=size: jax.ShapeDtypeStruct(
