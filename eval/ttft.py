@@ -1,9 +1,11 @@
 """Suite `ttft`: from a fresh hit to the first token, by recovery and by where the KV is.
 
 For every matched length and every arm a trunk is run once; each request then shares that many of
-its tokens (one less every time, so that none stands on what another left; a length should be more
-than the number of requests behind a checkpoint) and has a suffix of its own. Times are host wall
-clock around `LLM.generate` for one token on an idle engine (Tail-Replay, its Table 2).
+its tokens and has a suffix of its own. The first of them, which is not counted, leaves a checkpoint
+where it parts from the trunk: `dense` goes on from there, replays from zeros do not look at it, and
+for `anchored` every request parts a token earlier, so that it starts from the checkpoint of the
+grid before. Times are host wall clock around `LLM.generate` for one token on an idle engine
+(Tail-Replay, its Table 2).
 """
 
 from __future__ import annotations
@@ -38,8 +40,8 @@ LARGE = ("prefill", "replay")  # programs that take long to compile
 
 @dataclass(frozen=True)
 class Arm:
-    """`host`: KV and group inputs are there when the request comes. `overlap`: the KV comes while
-    the replay runs; else the replay waits for it."""
+    """`host`: KV, group inputs and states are there when the request comes. `overlap`: the KV comes
+    while the replay runs; else the replay waits for it."""
 
     recovery: RecoveryName
     ratio: float | None = None
@@ -51,12 +53,15 @@ class Arm:
         if self.recovery == "off":
             return "full_prefill"
         ratio = "" if self.ratio is None else f"/{self.ratio:g}"
-        how = "device" if not self.host else "overlap+skip" if self.overlap else "serial"
+        if not self.host or self.recovery == "dense":
+            how = "host" if self.host else "device"
+        else:
+            how = "overlap+skip" if self.overlap else "serial"
         return f"{self.recovery}{ratio}/{how}"
 
 
 def arms(ratios: Sequence[float]) -> list[Arm]:
-    found = [Arm("off"), Arm("dense"), Arm("anchored", 1.0)]
+    found = [Arm("off"), Arm("dense"), Arm("dense", host=True), Arm("anchored", 1.0)]
     found += [Arm("tail-replay", ratio) for ratio in ratios]
     for ratio in ratios:
         found += [Arm("tail-replay", ratio, True, overlap) for overlap in (False, True)]
@@ -68,7 +73,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(group_inputs="all", host_memory=HOST_MEMORY)
     group = parser.add_argument_group("suite")
     group.add_argument("--out", type=Path, required=True, metavar="DIR")
-    lengths = [8226, 16418, 31847]
+    lengths = [8192, 16384, 31847]
     group.add_argument("--lengths", type=_numbers(int), default=lengths, metavar="N,...")
     group.add_argument("--ratios", type=_numbers(float), default=[0.05, 0.1], metavar="R,...")
     group.add_argument("--suffix", type=int, default=32, metavar="N", help="unmatched tokens")
@@ -135,7 +140,7 @@ class _Case:
         self, llm: LLM, arm: Arm, length: int, suffix: int, rng: np.random.Generator
     ) -> None:
         self._llm, self._arm, self._suffix, self._rng = llm, arm, suffix, rng
-        self._matched = length  # by the next request
+        self._length, self._count = length, 0  # of requests so far
         require(llm.engine.flush_cache(), "engine", "busy", "an idle one")
         self._trunk = self._tokens(length + 1)
         self._generate(self._trunk, PrefixCacheOptions("dense"))
@@ -155,7 +160,8 @@ class _Case:
             engine.cache.offload()
             engine.host.offload()
             engine.runner.wait()
-        matched, self._matched = self._matched, self._matched - 1
+        self._count += 1
+        matched = self._length - (self._count if arm.recovery == "anchored" else 0)
         prompt = self._trunk[:matched] + self._diverging(self._trunk[matched])
         engine.host.overlap = arm.overlap
         begin = time.perf_counter()
@@ -177,5 +183,6 @@ class _Case:
         return self._rng.integers(0, self._llm.engine.vocab_size, count).tolist()
 
     def _diverging(self, token: int) -> list[int]:
-        other = (token + 1) % self._llm.engine.vocab_size
+        """A suffix that parts from the trunk's next token, and from those of requests before."""
+        other = (token + self._count) % self._llm.engine.vocab_size
         return [other, *self._tokens(self._suffix - 1)]

@@ -207,9 +207,12 @@ class CacheManager:
         """
         self._check_live(lease)
         self._check_covered(lease, tokens)
-        state = Checkpoint(*checkpoint) if checkpoint is not None else None
-        if state is not None:
-            self._take_back(state.slot)
+        state = None
+        if checkpoint is not None:
+            slot, depth = checkpoint
+            passing = depth not in (lease.known - 1, lease.branch_depth, lease.restored)
+            state = Checkpoint(slot, depth, passing=passing)
+            self._take_back(slot)
         inserted = self._insert(lease, tokens, state)
         if state is not None and inserted.refused:
             self._slots.release(state.slot, "running")
@@ -378,6 +381,8 @@ class CacheManager:
             self._give_inputs(lease)
         if host.state is not None and host.state[1] > match.restored:
             self._load_state(lease, *host.state)
+        if loads and lease.restored < lease.matched:
+            lease.branch_depth = lease.matched
         return lease
 
     def _load_state(self, lease: Admission, chunk: Chunk, depth: int) -> None:
@@ -420,11 +425,9 @@ class CacheManager:
         state = node.checkpoint
         if state is None or state.representation != "dense" or not state.exact:
             return
-        # A state takes as much as the KV of some thousand tokens: those that a long prompt leaves
-        # on its way, and only one continuation has passed, stay behind.
-        if node.end % self.checkpoint_interval == 0 and node.continuations == 1:
-            return
-        chunk = self.host.add_state(tokens)
+        # A state takes as much as the KV of a thousand tokens or more: those that a long prompt
+        # has left on its way stay behind.
+        chunk = None if state.passing else self.host.add_state(tokens)
         if chunk is not None:
             self._offloads.append(StateOffload(chunk, node.end, state.slot))
 

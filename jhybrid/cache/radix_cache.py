@@ -141,8 +141,11 @@ class RadixCache:
         out all of a colder conversation to keep several of a warm one.
         """
         self._use_kv(lock.node)
-        if lock.checkpoint_node is not None:
-            self.tiers.use(lock.checkpoint_node)
+        node = lock.checkpoint_node
+        if node is not None:
+            assert node.checkpoint is not None
+            node.checkpoint = replace(node.checkpoint, passing=False)
+            self.tiers.use(node)
 
     # Changing
 

@@ -72,7 +72,6 @@ class RadixTree:
         node.start, node.parent = depth, upper
         node.tokens, node.pages = node.tokens[cut:].copy(), node.pages[own_from:].copy()
         upper.children[int(node.tokens[0])] = node
-        upper.continuations = 1
         return upper
 
     def add_leaf(self, parent: Node, tokens: Tokens, page_table: Pages, exact: bool) -> Node:
@@ -119,7 +118,6 @@ class RadixTree:
         # Copies: a view would keep the whole array alive after the other part is evicted.
         node = Node(self._serial, parent.end, tokens.copy(), pages.copy(), parent)
         parent.children[int(tokens[0])] = node
-        parent.continuations = max(parent.continuations, len(parent.children))
         return node
 
     def _check_node(self, node: Node) -> None:
