@@ -21,8 +21,10 @@ import numpy as np
 
 from jhybrid.config import require
 from jhybrid.engine.arguments import add_engine_arguments
+from jhybrid.engine.buckets import bucket
 from jhybrid.engine.build import engine_config
 from jhybrid.engine.llm import LLM
+from jhybrid.engine.model_runner import ModelRunner
 from jhybrid.engine.request import (
     PrefixCacheOptions,
     PrefixCacheUsage,
@@ -35,7 +37,6 @@ from .ttft_report import write_report
 from .ttft_timeline import record, show
 
 HOST_MEMORY = 16 * 2**30  # unless given
-LARGE = ("prefill", "replay")  # programs that take long to compile
 
 
 @dataclass(frozen=True)
@@ -101,8 +102,7 @@ def run(args: argparse.Namespace) -> None:
     rng = np.random.default_rng(0)
     with LLM(args.model, warm_up=False, **vars(engine_config(args))) as llm:
         name = llm.engine.model_name.removeprefix("dummy:")
-        for _ in llm.engine.runner.warm_up(LARGE):  # the rest compiles when it first runs
-            pass
+        compile_large(llm.engine.runner, args.suffix)
         for length in args.lengths:
             for arm in chosen:
                 repeat = args.full_repeat if arm.recovery == "off" else args.repeat
@@ -117,6 +117,18 @@ def run(args: argparse.Namespace) -> None:
                 if arm.name in args.timelines.split(","):
                     print(show(record(case.request)), flush=True)
     write_report(args.out)
+
+
+def compile_large(runner: ModelRunner, suffix: int) -> None:
+    """What takes long to compile, at once; all else is compiled when it first runs."""
+    sizes = runner.buckets.prefill_tokens
+    used = sizes[-1], bucket(sizes, suffix)
+
+    def needed(name: str, size: tuple[int, ...]) -> bool:
+        return name == "replay" or (name == "prefill" and size[0] in used)
+
+    for _ in runner.warm_up(needed):
+        pass
 
 
 def _is_wanted(arm: Arm, parts: list[str]) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import replace
 from typing import Any
@@ -324,10 +324,10 @@ class ModelRunner:
         """How many shapes have been compiled so far, over all functions."""
         return len(self._executables)
 
-    def warm_up(self, names: Container[str] | None = None) -> Iterator[str]:
-        """Compile every function (or those of `names`) at every bucket, several at once; yields
-        what is done."""
-        work = [call for call in self._warm_up_calls() if names is None or call[0] in names]
+    def warm_up(self, needed: Callable[[str, Shape], bool] | None = None) -> Iterator[str]:
+        """Compile every function at every bucket (that is `needed`), several at once; yields what
+        is done."""
+        work = [call for call in self._warm_up_calls() if needed is None or needed(*call[:2])]
 
         def compile_one(call: tuple[str, Shape, tuple[Any, ...]]) -> tuple[str, Shape, Any]:
             name, size, args = call
