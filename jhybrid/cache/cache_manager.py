@@ -25,7 +25,7 @@ import numpy as np
 
 from jhybrid.cache.admission import Admission, CacheStats, Commit, count_held
 from jhybrid.cache.allocator import PageAllocator, SlotAllocator
-from jhybrid.cache.host_store import Chunk, HostMatch, HostStore
+from jhybrid.cache.host_store import CHUNK_ROWS, Chunk, HostMatch, HostStore
 from jhybrid.cache.input_pages import NONE, InputPages, InputPolicy
 from jhybrid.cache.offload import Load, Offload, StateLoad, StateOffload
 from jhybrid.cache.radix_cache import RadixCache, as_tokens
@@ -411,10 +411,15 @@ class CacheManager:
         self.inputs.grant(lease.page_table[first:][wanted], held)
 
     def _offload(self, node: Node) -> None:
-        """Enters the pages of a leaf that goes in the host store, where they are not yet."""
+        """Enters the pages of a leaf that goes in the host store, where they are not yet; and those
+        before them that make up a whole chunk, though they stay here: a prefix that goes node by
+        node would leave small chunks, and they come back padded, in many small transfers."""
         assert self.host is not None
         tokens, table = self._tree.prefix(node), self._tree.page_table(node)
-        for run in self.host.missing(tokens, node.start // self.page_size, node.exact):
+        most = CHUNK_ROWS[-1]
+        for run in self.host.missing(
+            tokens, node.start // self.page_size // most * most, node.exact
+        ):
             if not self.host.fits(run):
                 continue
             pages = table[run.start : run.stop]

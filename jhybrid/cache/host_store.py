@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from jhybrid.cache.allocator import PoolCounts
 from jhybrid.cache.radix_node import Tokens, common_length
 
-CHUNK_ROWS = (8, 64)  # pages of a chunk, padded to one of these: few shapes, large transfers
+CHUNK_ROWS = (8, 32, 64)  # pages of a chunk, padded to one of these: few shapes, large transfers
 
 
 @dataclass(eq=False)

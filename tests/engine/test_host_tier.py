@@ -182,3 +182,16 @@ def test_nothing_compiles_for_transfers_once_warm(caplog: pytest.LogCaptureFixtu
     assert engine.metrics().compilations == before
     assert result.usage.cached_tokens == 100
     assert_greedy(trunk[:100] + [1, 2], result.token_ids)
+
+
+def test_a_prefix_goes_in_whole_chunks_though_it_leaves_node_by_node() -> None:
+    """A long prompt is a chain of nodes of one checkpoint interval; what comes back is not padded
+    and not many transfers."""
+    rng = np.random.default_rng(7)
+    engine = tiny_engine(**FLAGS)
+    trunk = random_prompt(rng, 500)  # with its answer 64 pages, in nodes of 4
+    run(engine, [request("trunk", trunk)])
+    engine.cache.offload()
+    chunks = [offload.chunk for offload in engine.cache.take_offloads()]
+    rows = sorted({id(chunk): chunk.rows for chunk in chunks}.values())
+    assert rows == [64]
