@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 
@@ -28,8 +29,8 @@ class Span:
 
 @dataclass(frozen=True)
 class Timeline:
-    """`programs` in order of their start, those of one name that follow one another as one;
-    `streams` of transfers and kernels; `kernels` (program, kernel, milliseconds, launches)."""
+    """`programs` in order of their start, one for each time that another one takes over; `streams`
+    of transfers and kernels; `kernels` (program, kernel, milliseconds, launches)."""
 
     wall: float
     programs: list[Span]
@@ -37,11 +38,21 @@ class Timeline:
     kernels: list[tuple[str, str, float, int]]
 
 
+class _Event(NamedTuple):
+    start: float
+    duration: float
+    name: str
+    program: str
+
+
 def record(request: Callable[[], Any]) -> Timeline:
-    """Runs it once under JAX's profiler, which slows it a little."""
+    """Runs it once under JAX's profiler, which slows it a little; Python calls are not traced."""
+    options = jax.profiler.ProfileOptions()
+    options.python_tracer_level = 0
     with tempfile.TemporaryDirectory() as folder:
-        with jax.profiler.trace(folder), jax.profiler.TraceAnnotation(REQUEST):
-            request()
+        with jax.profiler.trace(folder, profiler_options=options):
+            with jax.profiler.TraceAnnotation(REQUEST):
+                request()
         path = next(Path(folder).rglob("*.xplane.pb"))
         return summarise(jax.profiler.ProfileData.from_file(str(path)).planes)
 
@@ -49,64 +60,41 @@ def record(request: Callable[[], Any]) -> Timeline:
 def summarise(planes: Iterable[Any]) -> Timeline:
     """From the planes of a profile: RuntimeError where the request is not in it."""
     planes = list(planes)
-    requests = [
-        event for plane in planes for line in plane.lines for event in line.events
-        if event.name == REQUEST
-    ]  # fmt: skip
+    everything = [event for plane in planes for line in plane.lines for event in line.events]
+    requests = [event for event in everything if event.name == REQUEST]
     if len(requests) != 1:
         raise RuntimeError(f"{len(requests)} events named {REQUEST} in the profile, expected one")
     origin = requests[0].start_ns
-    programs: list[Span] = []
-    streams: list[Span] = []
-    launched: list[tuple[str, float, float]] = []
+    streams: dict[str, list[_Event]] = {}
     for plane in planes:
-        if not plane.name.startswith("/device:GPU"):
-            continue
-        for line in plane.lines:
-            events = sorted(
-                (re.sub(r"(\(\d+\)|[._]\d+)$", "", event.name),
-                 1e-6 * (event.start_ns - origin), 1e-6 * event.duration_ns)
-                for event in line.events
-            )  # fmt: skip
-            if not events:
-                continue
-            if line.name == "XLA Modules":
-                programs += _runs(sorted(events, key=lambda event: event[1]))
-            elif line.name.startswith("Stream"):
-                streams.append(_span(line.name, events))
-                launched += events
+        if plane.name.startswith("/device:GPU"):
+            for line in plane.lines:
+                if line.name.startswith("Stream") and line.events:
+                    streams[line.name] = sorted(_event(event, origin) for event in line.events)
+    launched = sorted(event for events in streams.values() for event in events)
+    spent: Counter[tuple[str, str]] = Counter()
+    launches: Counter[tuple[str, str]] = Counter()
+    for event in launched:
+        spent[event.program, event.name] += event.duration  # pyright: ignore[reportArgumentType]
+        launches[event.program, event.name] += 1
+    runs = itertools.groupby((e for e in launched if e.program), key=lambda e: e.program)
     return Timeline(
-        1e-6 * requests[0].duration_ns, programs, streams, _by_program(programs, launched)
+        1e-6 * requests[0].duration_ns,
+        [_span(program, list(events)) for program, events in runs],
+        [_span(name, events) for name, events in streams.items()],
+        [(*key, time, launches[key]) for key, time in spent.most_common()],
     )
 
 
-def _span(name: str, events: list[tuple[str, float, float]]) -> Span:
-    start, end = min(e[1] for e in events), max(e[1] + e[2] for e in events)
-    return Span(name, start, end, sum(e[2] for e in events), len(events))
+def _event(event: Any, origin: float) -> _Event:
+    program = next((str(value) for name, value in event.stats if name == "hlo_module"), "")
+    name = re.sub(r"[._]\d+$", "", event.name)
+    return _Event(1e-6 * (event.start_ns - origin), 1e-6 * event.duration_ns, name, program)
 
 
-def _runs(events: list[tuple[str, float, float]]) -> list[Span]:
-    """Events of one name in a row as one span."""
-    runs: list[list[tuple[str, float, float]]] = []
-    for event in events:
-        if runs and runs[-1][-1][0] == event[0]:
-            runs[-1].append(event)
-        else:
-            runs.append([event])
-    return [_span(run[0][0], run) for run in runs]
-
-
-def _by_program(
-    programs: list[Span], launched: list[tuple[str, float, float]]
-) -> list[tuple[str, str, float, int]]:
-    """Kernels added up by the program they ran in, the longest first."""
-    spent: Counter[tuple[str, str]] = Counter()
-    launches: Counter[tuple[str, str]] = Counter()
-    for kernel, start, duration in launched:
-        owner = next((p.name for p in programs if p.start <= start <= p.end), "none")
-        spent[owner, kernel] += duration  # type: ignore[assignment]
-        launches[owner, kernel] += 1
-    return [(*key, time, launches[key]) for key, time in spent.most_common()]
+def _span(name: str, events: list[_Event]) -> Span:
+    end = max(e.start + e.duration for e in events)
+    return Span(name, events[0].start, end, sum(e.duration for e in events), len(events))
 
 
 def show(timeline: Timeline, top: int = 24) -> str:

@@ -22,8 +22,7 @@ from jhybrid.models.groups import groups
 
 from ..arms import Arm, engine_flags, parse_arms
 from ..quality import add_quality_arguments
-from ..report import write_report
-from ..results import Result, ResultsFile
+from ..results import Result, ResultsFile, read_results
 from ..tasks.problem import Encoder
 from ..tasks.wording import Wording
 from .ruler import add_ruler_arguments, problems
@@ -48,7 +47,7 @@ def run(args: argparse.Namespace) -> None:
     flags = {arm.name: engine_flags(arm, common) for arm in arms}  # all are known to be good now
     results = ResultsFile(args.out)
     for arm in arms:
-        with LLM(args.model, **vars(flags[arm.name])) as llm:
+        with LLM(args.model, warm_up=False, **vars(flags[arm.name])) as llm:
             encoder = Encoder(llm.get_tokenizer(), chat=args.chat)
             found: dict[str, list[tuple[np.ndarray, PrefixCacheUsage]]] = defaultdict(list)
             for problem in problems(args, encoder, Wording(args.wording)):
@@ -59,7 +58,24 @@ def run(args: argparse.Namespace) -> None:
                     results.append(
                         Result("state-error", case, arm.name, metric, value, unit, len(errors))
                     )
-    write_report(args.out)
+    text = table(read_results(args.out))
+    (args.out / "summary.md").write_text(text)
+    print(f"\n{text}")
+
+
+def table(records: list[dict[str, Any]]) -> str:
+    """Markdown: a row for each case and arm, from records alone."""
+    lines = ["# States after a recovery", "", "| case | arm | replayed | error | of each group |"]
+    lines.append("|---|---|---|---|---|")
+    rows: dict[tuple[str, str], dict[str, float]] = {}
+    for r in records:
+        if r["suite"] == "state-error":
+            rows.setdefault((r["case"], r["arm"]), {})[r["metric"]] = r["value"]
+    for (case, arm), found in rows.items():
+        of_groups = " ".join(f"{v:.4f}" for k, v in found.items() if "group" in k)
+        error, replayed = found["state_error"], found["replayed"]
+        lines.append(f"| {case} | {arm} | {replayed:g} | {error:.4f} | {of_groups} |")
+    return "\n".join(lines) + "\n"
 
 
 def recovered_error(

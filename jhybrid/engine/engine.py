@@ -132,8 +132,8 @@ class Engine:
         require(len(prompt) > 0, "prompt", prompt, "at least one token")
         most = self.max_context - 1
         require(len(prompt) <= most, "prompt", f"{len(prompt)} tokens", f"at most {most} tokens")
-        size, low = self.vocab_size, min(prompt)
-        worst = low if low < 0 else max(prompt)
+        size, low = self.vocab_size, int(request.ids.min())
+        worst = low if low < 0 else int(request.ids.max())
         require(0 <= worst < size, "prompt", f"token id {worst}", f"ids from 0 to {size - 1}")
         for field in ("stop_token_ids", "logit_bias"):
             for token in getattr(params, field):
