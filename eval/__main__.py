@@ -15,6 +15,7 @@ from .suites import (
     longbench,
     mathematics,
     ruler,
+    state_error,
     trace,
 )
 
@@ -43,6 +44,7 @@ SUITES: dict[str, Suite] = {
     "intervention": intervention,
     "retention-curve": curves.RETENTION,
     "replay-curve": curves.REPLAY,
+    "state-error": state_error,
     "horizons": horizons,
     "trace": trace,
 }

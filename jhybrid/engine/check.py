@@ -20,8 +20,8 @@ def check_request(
     require(len(prompt) > 0, "prompt", prompt, "at least one token")
     most = max_context - 1
     require(len(prompt) <= most, "prompt", f"{len(prompt)} tokens", f"at most {most} tokens")
-    low = min(prompt)
-    worst = low if low < 0 else max(prompt)
+    low = int(request.ids.min())
+    worst = low if low < 0 else int(request.ids.max())
     expected = f"ids from 0 to {vocab_size - 1}"
     require(0 <= worst < vocab_size, "prompt", f"token id {worst}", expected)
     for field in ("stop_token_ids", "logit_bias"):

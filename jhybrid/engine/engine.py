@@ -175,7 +175,8 @@ class Engine:
             step.draws.append((list(plan.decode), sampled))
         if plan.replays:
             assert self.cache.inputs is not None
-            self.runner.replay(replay_inputs(self.runner, plan.replays, self.cache.inputs))
+            for batch in replay_inputs(self.runner, plan.replays, self.cache.inputs):
+                self.runner.replay(batch)
         if plan.pieces:
             batch, rows = prefill_inputs(self.runner, plan.pieces, self.cache.inputs)
             last, hidden = self.runner.prefill(batch)

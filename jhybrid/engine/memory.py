@@ -162,11 +162,11 @@ def input_policy(engine: EngineConfig, pages: int) -> InputPolicy | None:
 
 
 def host_store(config: ModelConfig, engine: EngineConfig, dtype: Any) -> HostStore | None:
-    """Host memory for pages that leave the device."""
+    """Host memory for pages and states that leave the device."""
     if engine.host_memory is None:
         return None
-    page, _, inputs = unit_bytes(config, engine, dtype)
-    return HostStore(engine.host_memory, engine.page_size, page, inputs)
+    page, slot, inputs = unit_bytes(config, engine, dtype)
+    return HostStore(engine.host_memory, engine.page_size, page, inputs, slot)
 
 
 def _log_states(sizes: PoolSizes, slot_bytes: int, compression: Compression | None) -> None:

@@ -62,7 +62,6 @@ Shape = tuple[int, ...]
 CPU_OPTIONS: dict[str, bool | int | float | str] = {"xla_backend_optimization_level": 1}
 
 LOGPROB_BLOCK = 64  # prompt positions whose logits are in memory at once
-REPLAYED_ROWS = 32768  # tokens times groups that replay at once, to bound the memory they take
 
 
 def _host(x: np.ndarray) -> Any:
@@ -108,7 +107,7 @@ class ModelRunner:
         self.caches: Caches = zeros(specs)
         self.input_dtype = input_dtype
         inputs: tuple[PageKind, ...] = ("inputs",) if input_pages else ()
-        self._host_kinds: tuple[PageKind, ...] = ("kv", *inputs) if host else ()
+        self._host_kinds: tuple[PageKind, ...] = ("kv", *inputs, "states") if host else ()
         self.compression = compression
         self.compressed: CompressedPool | None = None
         if compression is not None:
@@ -156,11 +155,7 @@ class ModelRunner:
             return tuple(x.reshape(-1, *x.shape[2:]) for x in out)
 
         def roll(p: ModelParams, c: Caches, batch: ReplayBatch) -> Caches:
-            every = groups(config)
-            size = max(1, REPLAYED_ROWS // batch.token_ids.shape[0])
-            for start in range(0, len(every), size):
-                c = replay(p, c, batch, config, every[start : start + size])
-            return c
+            return replay(p, c, batch, config, groups(config))
 
         def wrap(
             name: str, fn: Callable[..., Any], ins: Any, outs: Any, donate: int | None
@@ -275,16 +270,17 @@ class ModelRunner:
             pairs = _pairs(moves[start : start + MOVES], MOVES)
             self.caches = self._call(name, (), self.caches, self.compressed, self._maps, *pairs)
 
-    def take_pages(self, kind: PageKind, pages: list[int]) -> Any:
-        """Copies of pages, padded to a chunk's rows, on their way to pinned host memory."""
-        at = np.full(padded_rows(len(pages)), -1, np.int32)
+    def take_pages(self, kind: PageKind, pages: np.ndarray) -> Any:
+        """Copies of pages, padded to a chunk's rows, or of one state, on their way to pinned host
+        memory."""
+        at = np.full(1 if kind == "states" else padded_rows(len(pages)), -1, np.int32)
         at[: len(pages)] = pages
         rows = self._call(f"take-{kind}", at.shape, self.caches, at)
         return jax.device_put(rows, self._placed(kind, "pinned_host"))
 
-    def to_device(self, kind: PageKind, rows: Any) -> Any:
+    def to_device(self, kind: PageKind, chunks: list[Any]) -> list[Any]:
         """What `take_pages` gave, on its way back."""
-        return jax.device_put(rows, self._placed(kind, "device"))
+        return jax.device_put(chunks, [self._placed(kind, "device")] * len(chunks))
 
     def put_pages(self, kind: PageKind, rows: Any, pages: np.ndarray) -> None:
         """Rows on the device into pages of the pools, -1: nowhere."""
@@ -328,9 +324,10 @@ class ModelRunner:
         """How many shapes have been compiled so far, over all functions."""
         return len(self._executables)
 
-    def warm_up(self) -> Iterator[str]:
-        """Compile every function at every bucket, several at once; yields what is done."""
-        work = list(self._warm_up_calls())
+    def warm_up(self, needed: Callable[[str, Shape], bool] | None = None) -> Iterator[str]:
+        """Compile every function at every bucket (that is `needed`), several at once; yields what
+        is done."""
+        work = [call for call in self._warm_up_calls() if needed is None or needed(*call[:2])]
 
         def compile_one(call: tuple[str, Shape, tuple[Any, ...]]) -> tuple[str, Shape, Any]:
             name, size, args = call
@@ -351,7 +348,7 @@ class ModelRunner:
                 batch = self.empty_prefill(tokens, sequences)
                 yield "prefill", (tokens, sequences), (params, caches, batch)
         if caches.group_inputs is not None:
-            for tokens in b.prefill_tokens:
+            for tokens in b.replay_tokens:
                 yield "replay", (tokens,), (params, caches, self.empty_replay(tokens))
         last_token = rows.params.last_token
         for size in b.decode:
@@ -369,7 +366,7 @@ class ModelRunner:
         pairs, zero = np.full(b.decode[-1], -1, np.int32), np.int32(0)
         yield "copy_pages", (), (caches, (pairs, pairs), (pairs, pairs))
         for kind in self._host_kinds:
-            for size in CHUNK_ROWS:
+            for size in (1,) if kind == "states" else CHUNK_ROWS:
                 at = np.full(size, -1, np.int32)
                 rows_of = jax.tree.map(
                     lambda pool, place, n=size: jax.ShapeDtypeStruct(

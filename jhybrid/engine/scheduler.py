@@ -269,6 +269,7 @@ class Scheduler:
             self.cache.release_source(lease)
             if not self.caching or sequence.inexact:
                 continue
+            self.cache.keep_loaded(lease, sequence.prefix(piece.end))
             for depth, slot in piece.checkpoints:
                 self.cache.commit_prefix(lease, sequence.prefix(depth), (slot, depth))
             if piece.draws:
