@@ -76,7 +76,7 @@ def evaluate(
 
     In bfloat16 where that is fast. What there is no time for comes out as a remark.
     """
-    mesh, config = make_mesh(1), preset.model_config()
+    mesh, config = make_mesh(1), preset.architecture.model_config()
     dtype = jnp.float32 if jax.default_backend() == "cpu" else jnp.bfloat16
     run = jax.jit(logits_fn(config, mesh, dtype))
     params = rounded(params, config)

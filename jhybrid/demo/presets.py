@@ -8,12 +8,9 @@ conversation and the other skills.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
-from ..config import ModelConfig
-from ..hf_config import model_config
-from .tokenizer import END_OF_TEXT, IM_END, MAX_CONTEXT, VOCAB_SIZE
+from .architectures import Architecture, GatedDeltaNet, KimiLinear
 
 Shares = Mapping[str, float]
 
@@ -30,19 +27,9 @@ class Phase:
 
 @dataclass(frozen=True)
 class Preset:
-    hidden: int
-    layers: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    key_heads: int
-    value_heads: int
-    key_dim: int
-    value_dim: int
-    mlp: int
+    architecture: Architecture
     tokens_per_batch: Mapping[int, int]
     phases: tuple[Phase, ...]
-    pattern: str = "LLLF"  # L linear, F full attention; repeated
     peak_lr: float = 2e-3
     final_lr: float = 2e-5
     hold_until: float = 0.45  # fraction of the time at peak_lr; cosine to final_lr after it
@@ -65,52 +52,8 @@ class Preset:
     def phase_at(self, fraction: float) -> Phase:
         return next((p for p in self.phases if fraction < p.until), self.phases[-1])
 
-    def hf_config(self) -> dict[str, Any]:
-        """The published form: config.json of a text-only Qwen3.5 checkpoint."""
-        kinds = {"L": "linear_attention", "F": "full_attention"}
-        pairs = self.head_dim // 8  # rotated pairs: a quarter of the head, two dims each
-        return {
-            "architectures": ["Qwen3_5ForCausalLM"],
-            "model_type": "qwen3_5_text",
-            "dtype": "bfloat16",
-            "vocab_size": VOCAB_SIZE,
-            "hidden_size": self.hidden,
-            "intermediate_size": self.mlp,
-            "num_hidden_layers": self.layers,
-            "layer_types": [kinds[self.pattern[i % len(self.pattern)]] for i in range(self.layers)],
-            "num_attention_heads": self.heads,
-            "num_key_value_heads": self.kv_heads,
-            "head_dim": self.head_dim,
-            "linear_num_key_heads": self.key_heads,
-            "linear_num_value_heads": self.value_heads,
-            "linear_key_head_dim": self.key_dim,
-            "linear_value_head_dim": self.value_dim,
-            "linear_conv_kernel_dim": 4,
-            "hidden_act": "silu",
-            "rms_norm_eps": 1e-6,
-            "attention_bias": False,
-            "attention_dropout": 0.0,
-            "initializer_range": 0.02,
-            "rope_parameters": {
-                "rope_type": "default",
-                "rope_theta": 10000.0,
-                "partial_rotary_factor": 0.25,
-                "mrope_interleaved": True,
-                "mrope_section": [pairs - 2 * (pairs // 3), pairs // 3, pairs // 3],
-            },
-            "max_position_embeddings": MAX_CONTEXT,
-            "tie_word_embeddings": True,
-            "use_cache": True,
-            "bos_token_id": None,
-            "eos_token_id": IM_END,
-            "pad_token_id": END_OF_TEXT,
-        }
 
-    def model_config(self) -> ModelConfig:
-        return model_config(self.hf_config())
-
-
-DEMO_PHASES = (
+PHASES = (
     Phase(
         "256",
         0.18,
@@ -189,33 +132,49 @@ DEMO_PHASES = (
     ),
 )
 
-PRESETS = {
-    "demo": Preset(
-        hidden=256,
-        layers=8,
-        heads=4,
-        kv_heads=2,
-        head_dim=64,
-        key_heads=4,
-        value_heads=8,
-        key_dim=64,
-        value_dim=32,
-        mlp=512,
-        tokens_per_batch={256: 16384, 512: 16384, 1024: 16384, 2048: 32768, 4096: 32768},
-        phases=DEMO_PHASES,
-    ),
-    # A minute on a laptop's processor: shows that everything works, learns little.
-    "tiny": Preset(
-        hidden=64,
-        layers=4,
-        heads=2,
-        kv_heads=1,
-        head_dim=32,
-        key_heads=2,
-        value_heads=4,
-        key_dim=16,
-        value_dim=16,
-        mlp=128,
+GDN = GatedDeltaNet(
+    pattern="LLLFLLLF",
+    hidden=256,
+    mlp=512,
+    heads=4,
+    linear_heads=4,
+    key_dim=64,
+    kv_heads=2,
+    head_dim=64,
+    value_heads=8,
+    value_dim=32,
+)
+KDA = KimiLinear(
+    pattern="LLLFLLLF",
+    hidden=256,
+    mlp=512,
+    heads=4,
+    linear_heads=4,
+    key_dim=64,
+    latent_dim=128,
+    nope_dim=48,
+    shared_dim=16,
+    value_dim=64,
+)
+TINY_GDN = replace(
+    GDN, pattern="LLLF", hidden=64, mlp=128, heads=2, linear_heads=2, key_dim=16, kv_heads=1,
+    head_dim=32, value_heads=4, value_dim=16,
+)  # fmt: skip
+TINY_KDA = replace(
+    KDA, pattern="LLLF", hidden=64, mlp=128, heads=2, linear_heads=2, key_dim=16, latent_dim=32,
+    nope_dim=16, shared_dim=16, value_dim=32,
+)  # fmt: skip
+
+
+def _full(architecture: Architecture) -> Preset:
+    tokens = {256: 16384, 512: 16384, 1024: 16384, 2048: 32768, 4096: 32768}
+    return Preset(architecture, tokens, PHASES)
+
+
+def _tiny(architecture: Architecture) -> Preset:
+    """A minute on a laptop's processor: shows that everything works, learns little."""
+    return Preset(
+        architecture,
         tokens_per_batch={128: 2048, 256: 2048},
         phases=(
             Phase("128", 0.6, {128: 1.0}, {"stories": 0.4, "induction": 0.4, "recall": 0.2}),
@@ -229,5 +188,12 @@ PRESETS = {
         trial_bytes=(300, 400),
         sample_bytes=60,
         eval_seconds=40.0,
-    ),
+    )
+
+
+PRESETS = {
+    "gdn": _full(GDN),
+    "kda": _full(KDA),
+    "tiny-gdn": _tiny(TINY_GDN),
+    "tiny-kda": _tiny(TINY_KDA),
 }

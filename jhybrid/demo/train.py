@@ -103,7 +103,7 @@ def train(
     preset: Preset, corpus: Path, out: Path, clock: Clock, seed: int, workers: int, log: Log
 ) -> TrainState:
     """Train until the clock says stop; writes weights to `out` along the way and at the end."""
-    mesh, config = make_mesh(1), preset.model_config()
+    mesh, config = make_mesh(1), preset.architecture.model_config()
     accelerated = jax.default_backend() != "cpu"
     dtype = jnp.bfloat16 if accelerated else jnp.float32
     optimizer = make_optimizer(config, preset)
@@ -140,11 +140,11 @@ def train(
                 log.write(head | {"seconds": round(clock.elapsed, 2)} | extra | record)
             if clock.elapsed - saved > preset.save_seconds:
                 saved = clock.elapsed
-                write_model(out, state.params, preset.hf_config())
+                write_model(out, state.params, preset.architecture.hf_config())
     finally:
         stream.close()
         steps.close()
-    write_model(out, state.params, preset.hf_config())
+    write_model(out, state.params, preset.architecture.hf_config())
     return state
 
 
@@ -203,14 +203,14 @@ def main(arguments: list[str] | None = None) -> None:
         "minutes": args.minutes,
         "jax": jax.__version__,
         "device": jax.devices()[0].device_kind,
-        "parameters": count_params(model_specs(preset.model_config())),
+        "parameters": count_params(model_specs(preset.architecture.model_config())),
         "trial_bytes": preset.trial_bytes,
         "workers": workers,
     }
     log.write(start)
     state = train(preset, args.corpus, args.out, clock, args.seed, workers, log)
 
-    before = static_horizons(initial_params(preset.model_config(), args.seed))
+    before = static_horizons(initial_params(preset.architecture.model_config(), args.seed))
     log.write({"kind": "evaluation", "initial_horizons": before})
     corpus = Corpus.load(args.corpus)
     for name, value in evaluate(state.params, preset, corpus, clock, args.seed):

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jaxtyping import Float
 
+from ..precision import working_dtype
 from ..triton import Implementation
 from .chunk_states import chunk_states, unit_lower_inverse
 from .reference import l2_normalize
@@ -32,7 +33,9 @@ def dense_gated_delta_rule(
 ) -> Float[Array, "B T H V"]:
     """Outputs at every token. Log-decays of a channel below -9 count as -9 between tokens of one
     leaf of 16 (a factor of 1.2e-4 for one of nearly nothing); elsewhere they count in full."""
-    work = jnp.float64 if v.dtype == jnp.float64 else jnp.float32
+    work = working_dtype(v)
+    if work == jnp.float64:
+        implementation = "xla"  # an oracle's
     rows, length, heads, _ = v.shape
     key_heads, key_dim = k.shape[2:]
     pad = -length % chunk_size

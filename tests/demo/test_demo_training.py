@@ -45,7 +45,7 @@ def preset() -> Preset:
 
 @pytest.fixture(scope="module")
 def params(preset: Preset):
-    return initial_params(preset.model_config(), 0)
+    return initial_params(preset.architecture.model_config(), 0)
 
 
 def test_demo_model_fits_its_size() -> None:
@@ -98,7 +98,7 @@ def test_horizons_start_spread(params) -> None:
 
 
 def test_step_learns_and_gates_move_slowly(preset: Preset, params) -> None:
-    mesh, config = make_mesh(1), preset.model_config()
+    mesh, config = make_mesh(1), preset.architecture.model_config()
     optimizer = make_optimizer(config, preset)
     state = jax.device_put(initial_state(params, optimizer), replicated(mesh))
     step = make_step(config, preset, optimizer, mesh, jnp.float32)
@@ -131,7 +131,7 @@ def test_step_learns_and_gates_move_slowly(preset: Preset, params) -> None:
 
 def test_padding_to_the_right_changes_nothing(preset: Preset, params) -> None:
     """The evaluation's writer relies on it."""
-    config = preset.model_config()
+    config = preset.architecture.model_config()
     run = jax.jit(logits_fn(config, make_mesh(1), jnp.float32))
     ids = np.random.default_rng(0).integers(0, 256, (2, 96)).astype(np.int32)
     padded = ids.copy()
@@ -146,7 +146,7 @@ def test_padding_to_the_right_changes_nothing(preset: Preset, params) -> None:
 
 
 def test_gate_horizons_follow_the_text(preset: Preset, params) -> None:
-    config = preset.model_config()
+    config = preset.architecture.model_config()
     decays = gates_fn(config, make_mesh(1), jnp.float32)(params, jnp.arange(128).reshape(2, 64))
     for layer in text_horizons(decays):
         assert layer["mean"] == sorted(layer["mean"])
@@ -156,9 +156,9 @@ def test_gate_horizons_follow_the_text(preset: Preset, params) -> None:
 def test_exported_folder_matches_transformers(preset: Preset, params, tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
-    config = preset.model_config()
+    config = preset.architecture.model_config()
     params = jax.tree.map(lambda p: p + 0.05 * np.cos(np.arange(p.size)).reshape(p.shape), params)
-    write_model(tmp_path, params, preset.hf_config())
+    write_model(tmp_path, params, preset.architecture.hf_config())
     assert sorted(p.name for p in tmp_path.iterdir()) == ["config.json", "model.safetensors"]
     model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
     assert type(model).__name__ == "Qwen3_5ForCausalLM"
@@ -171,7 +171,7 @@ def test_exported_folder_matches_transformers(preset: Preset, params, tmp_path: 
 
 
 def test_rounded_keeps_gates_in_float32(preset: Preset, params) -> None:
-    config = preset.model_config()
+    config = preset.architecture.model_config()
     kinds = {name: value.dtype for name, value in named(cast(params, config, jnp.bfloat16)).items()}
     assert kinds["layers.0.mixer.A_log"] == kinds["layers.0.mixer.dt_bias"] == jnp.float32
     assert kinds["embedding"] == kinds["layers.0.mixer.conv"] == jnp.bfloat16
@@ -205,7 +205,7 @@ def test_card_is_written_from_the_log(preset: Preset, tmp_path: Path) -> None:
     start |= {"parameters": 1_000_000, "trial_bytes": [1000, 2000]}
     step = {"kind": "step", "phase": "128", "step": 10, "tokens": 5_000_000, "seconds": 3.0}
     log = [start, step | {"loss": {"recall": 0.5}}]
-    text = card.card(preset.hf_config(), log)
+    text = card.card(preset.architecture.hf_config(), log)
     assert text.count(card.MISSING) >= 4
 
     parts = {
@@ -220,7 +220,7 @@ def test_card_is_written_from_the_log(preset: Preset, tmp_path: Path) -> None:
         "samples": [{"user": "Hi", "start": "", "reply": "Hello!", "copied": None}],
     }
     log += [{"kind": "evaluation", name: value} for name, value in parts.items()]
-    (tmp_path / "config.json").write_text(json.dumps(preset.hf_config()))
+    (tmp_path / "config.json").write_text(json.dumps(preset.architecture.hf_config()))
     (tmp_path / "train_log.jsonl").write_text("\n".join(json.dumps(r) for r in log))
     card.write_card(tmp_path)
     text = (tmp_path / "README.md").read_text()
