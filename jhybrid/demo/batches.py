@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from . import dialogue, tasks
+from . import benchmark, dialogue, tasks
 from .corpus import Corpus
 from .wording import Rng
 
@@ -22,22 +22,35 @@ TASKS: dict[str, tasks.Task] = {
     "recall": tasks.recall,
     "copying": tasks.copying,
     "registers": tasks.registers,
-    "last_write": tasks.last_write,
-    "tracking": tasks.tracking,
-    "counting": tasks.counting,
+    "needles": benchmark.needles,
+    "writes": benchmark.writes,
+    "variables": benchmark.variables,
+    "common_words": benchmark.common_words,
+    "frequent_words": benchmark.frequent_words,
     "dialogue": dialogue.dialogue,
     "chat_recall": dialogue.chat_recall,
 }
 TASK_NAMES = tuple(TASKS)
 
+# Shares of rows whose questions must be answered without what the recurrent states, or without what
+# keys and values hold of the text before them: needles are to be found by attention, and order kept
+# in the states, as in large hybrids. Left to itself a small model may do the reverse.
+WITHOUT_STATES = {"needles": 0.3, "recall": 0.2}
+WITHOUT_KEYS = {"writes": 0.35, "variables": 0.1}
+
 
 @dataclass(frozen=True)
 class Batch:
-    """Rows of one length. Position t predicts `ids[:, t + 1]` with weight `weights[:, t]`."""
+    """Rows of one length. Position t predicts `ids[:, t + 1]` with weight `weights[:, t]`.
+
+    The cuts are those of a DenseBatch; a row without has T.
+    """
 
     ids: np.ndarray  # uint16 [B, T + 1]
     weights: np.ndarray  # float32 [B, T]
     task: np.ndarray  # int32 [B], index into TASK_NAMES
+    state_cut: np.ndarray  # int32 [B]
+    key_cut: np.ndarray  # int32 [B]
 
     @property
     def length(self) -> int:
@@ -58,10 +71,18 @@ def make_batch(corpus: Corpus, spec: BatchSpec) -> Batch:
     rng = np.random.default_rng(spec.seed)
     chosen = choose(rng, dict(spec.mix), spec.rows)
     rows = [TASKS[name](rng, corpus, spec.length + 1) for name in chosen]
+
+    def cuts(shares: Mapping[str, float]) -> np.ndarray:
+        drawn = [rng.random() < shares.get(name, 0) for name in chosen]
+        found = [row.boundary if cut else None for row, cut in zip(rows, drawn, strict=True)]
+        return np.array([spec.length if at is None else at for at in found], np.int32)
+
     return Batch(
         ids=np.stack([row.ids for row in rows]),
         weights=np.stack([row.weights[1:] for row in rows]),
         task=np.array([TASK_NAMES.index(name) for name in chosen], np.int32),
+        state_cut=cuts(WITHOUT_STATES),
+        key_cut=cuts(WITHOUT_KEYS),
     )
 
 
