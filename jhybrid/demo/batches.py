@@ -108,6 +108,13 @@ def _make_in_worker(spec: BatchSpec) -> Batch:
     return make_batch(_corpus, spec)
 
 
+def worker_pool(folder: Path, workers: int) -> ProcessPoolExecutor:
+    """Processes that hold the corpus."""
+    # spawn: a fork of a process that runs JAX may deadlock
+    context = multiprocessing.get_context("spawn")
+    return ProcessPoolExecutor(workers, context, _start_worker, (folder,))
+
+
 class BatchStream:
     """Batches in the order of their specs, `ahead` of them in the making at any time.
 
@@ -115,12 +122,9 @@ class BatchStream:
     """
 
     def __init__(
-        self, folder: Path, next_spec: Callable[[], BatchSpec], workers: int, ahead: int
+        self, pool: ProcessPoolExecutor, next_spec: Callable[[], BatchSpec], ahead: int
     ) -> None:
-        # spawn: a fork of a process that runs JAX may deadlock
-        context = multiprocessing.get_context("spawn")
-        self._pool = ProcessPoolExecutor(workers, context, _start_worker, (folder,))
-        self._next_spec = next_spec
+        self._pool, self._next_spec = pool, next_spec
         self._pending: deque[Future[Batch]] = deque()
         for _ in range(ahead):
             self._submit()
@@ -137,4 +141,5 @@ class BatchStream:
         return sum(future.done() for future in self._pending)
 
     def close(self) -> None:
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        for future in self._pending:
+            future.cancel()

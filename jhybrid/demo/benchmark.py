@@ -66,7 +66,9 @@ def _needles(rng: Rng, corpus: Corpus, row: RowBuilder, size: int) -> None:
         key_kind, most = "words", max(1, min(8, (size - 150) // 110))
         count = min(most, pick(rng, (1, 1, 1, 4, 4, 4, between(rng, 2, 8))))
     several = 4 if count == 1 and size > 500 and chance(rng, 0.15) else 1
-    pairs = {_value(rng, key_kind): [_value(rng, types) for _ in range(several)] for _ in range(count)}
+    pairs = {
+        _value(rng, key_kind): [_value(rng, types) for _ in range(several)] for _ in range(count)
+    }
     keys = [list(pairs)[i] for i in rng.permutation(len(pairs))]
     told = [
         form.text("needle", types=types, type=NOUNS[types], key=key, value=value)
@@ -83,9 +85,13 @@ def _needles(rng: Rng, corpus: Corpus, row: RowBuilder, size: int) -> None:
     for group in groups:
         answer = " " + listed([value for key in group for value in pairs[key]])
         keyed = named | {"keys": listed(group)}
-        questions.append((part["question"].format(**keyed) + part["prefix"].format(**keyed), answer))
+        questions.append(
+            (part["question"].format(**keyed) + part["prefix"].format(**keyed), answer)
+        )
     instruction = part["instruction"].format(**named)
-    room = size - len(instruction) - 2 - _length(told) - sum(len(q) + len(a) + 2 for q, a in questions)
+    room = (
+        size - len(instruction) - 2 - _length(told) - sum(len(q) + len(a) + 2 for q, a in questions)
+    )
     row.add(f"{instruction}\n")
     if where < 0.15:
         row.add("\n".join(told))

@@ -39,97 +39,84 @@ class Preset:
     ahead: int = 48  # batches in the making: a second or two of an accelerator's work
     log_every: int = 100
     save_seconds: float = 60.0
-    trials: int = 100
+    trials: int = 50
     trial_bytes: tuple[int, int] = (1000, 2000)
     sample_bytes: int = 700
-    eval_seconds: float = 75.0  # kept back from training for the evaluation
+    scored: int = 40  # problems of each of the evaluation's tasks and of each length
+    scored_lengths: tuple[int, ...] = (1024, 2048, 4096)
+    eval_seconds: float = 60.0  # kept back from training for the evaluation
 
     @property
     def lengths(self) -> list[int]:
         """All row lengths, in the order in which phases first need them."""
         return list(dict.fromkeys(length for phase in self.phases for length in phase.lengths))
 
+    def continued(self) -> Preset:
+        """To go on with a trained model: the last phase alone, from half the peak rate."""
+        return replace(
+            self, phases=self.phases[-1:], peak_lr=self.peak_lr / 2, hold_until=self.hold_until / 2
+        )
+
     def phase_at(self, fraction: float) -> Phase:
         return next((p for p in self.phases if fraction < p.until), self.phases[-1])
 
 
+MIX = {
+    "fiction": 0.05,
+    "stories": 0.11,
+    "dialogue": 0.09,
+    "induction": 0.04,
+    "registers": 0.03,
+    "recall": 0.06,
+    "chat_recall": 0.07,
+    "copying": 0.01,
+    "needles": 0.18,
+    "writes": 0.11,
+    "variables": 0.07,
+    "common_words": 0.10,
+    "frequent_words": 0.08,
+}
 PHASES = (
     Phase(
         "256",
-        0.18,
+        0.12,
         {256: 1.0},
         {
-            "fiction": 0.09,
-            "stories": 0.14,
-            "induction": 0.22,
-            "registers": 0.05,
-            "recall": 0.45,
-            "copying": 0.05,
+            "fiction": 0.05,
+            "stories": 0.08,
+            "induction": 0.20,
+            "registers": 0.10,
+            "recall": 0.20,
+            "needles": 0.12,
+            "writes": 0.08,
+            "variables": 0.06,
+            "common_words": 0.05,
+            "frequent_words": 0.06,
         },
     ),
     Phase(
         "512",
-        0.27,
+        0.24,
         {512: 0.8, 256: 0.2},
         {
-            "fiction": 0.10,
-            "stories": 0.14,
-            "induction": 0.16,
+            "fiction": 0.05,
+            "stories": 0.08,
+            "induction": 0.12,
             "registers": 0.06,
-            "recall": 0.38,
-            "chat_recall": 0.07,
-            "copying": 0.04,
-            "dialogue": 0.05,
-        },
-    ),
-    Phase(
-        "1024",
-        0.36,
-        {1024: 0.8, 512: 0.2},
-        {
-            "fiction": 0.11,
-            "stories": 0.14,
-            "induction": 0.10,
-            "registers": 0.05,
-            "recall": 0.34,
-            "chat_recall": 0.12,
-            "copying": 0.04,
-            "dialogue": 0.10,
-        },
-    ),
-    Phase(
-        "2048",
-        0.47,
-        {2048: 0.75, 1024: 0.25},
-        {
-            "fiction": 0.11,
-            "stories": 0.14,
-            "induction": 0.08,
-            "registers": 0.05,
-            "recall": 0.34,
-            "chat_recall": 0.14,
-            "copying": 0.04,
-            "dialogue": 0.10,
-        },
-    ),
-    Phase(
-        "mixed",
-        1.0,
-        {2048: 0.40, 1024: 0.32, 512: 0.14, 4096: 0.14},
-        {
-            "fiction": 0.14,
-            "stories": 0.25,
-            "dialogue": 0.21,
-            "recall": 0.12,
-            "chat_recall": 0.10,
-            "last_write": 0.05,
-            "tracking": 0.03,
-            "counting": 0.03,
-            "registers": 0.03,
-            "induction": 0.02,
+            "recall": 0.10,
+            "chat_recall": 0.05,
             "copying": 0.02,
+            "dialogue": 0.03,
+            "needles": 0.16,
+            "writes": 0.11,
+            "variables": 0.08,
+            "common_words": 0.07,
+            "frequent_words": 0.07,
         },
     ),
+    Phase("1024", 0.42, {1024: 0.8, 512: 0.2}, MIX),
+    Phase("2048", 0.62, {2048: 0.7, 1024: 0.3}, MIX),
+    Phase("mixed", 1.0, {2048: 0.35, 1024: 0.30, 4096: 0.25, 512: 0.10}, MIX),
 )
 
 GDN = GatedDeltaNet(
@@ -178,13 +165,20 @@ def _tiny(architecture: Architecture) -> Preset:
         tokens_per_batch={128: 2048, 256: 2048},
         phases=(
             Phase("128", 0.6, {128: 1.0}, {"stories": 0.4, "induction": 0.4, "recall": 0.2}),
-            Phase("256", 1.0, {256: 1.0}, {"stories": 0.5, "dialogue": 0.3, "recall": 0.2}),
+            Phase(
+                "256",
+                1.0,
+                {256: 1.0},
+                {"stories": 0.4, "dialogue": 0.2, "recall": 0.2, "writes": 0.2},
+            ),
         ),
         warmup_steps=20,
         ahead=6,
         log_every=20,
         save_seconds=20.0,
         trials=8,
+        scored=2,
+        scored_lengths=(1024,),
         trial_bytes=(300, 400),
         sample_bytes=60,
         eval_seconds=40.0,

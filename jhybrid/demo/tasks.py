@@ -24,7 +24,6 @@ from .wording import (
     Fact,
     Rng,
     between,
-    capital,
     chance,
     digits,
     facts,

@@ -51,7 +51,7 @@ class RequestOutput:
 class LLM:
     """A model for offline use. Flags are those of serve, with underscores.
 
-    `model` is `demo`, `dummy:<preset>` or a checkpoint folder. Use as a context manager, or call
+    `model` is `demo`, `demo-kda`, `dummy:<preset>` or a checkpoint folder. Use as a context manager, or call
     `close()`, to free the device memory at a known time.
     """
 

@@ -151,7 +151,9 @@ def attend_rows(
     if batch.key_cut is not None:
         behind = jnp.arange(q.shape[1]) >= batch.key_cut[:, None]
         depth = (CUT_LOGIT / (CUT_CHANNELS * scale)) ** 0.5
-        q, k = (_append(x, jnp.where(b, c, 0)) for x, b, c in ((q, behind, -depth), (k, ~behind, depth)))
+        q, k = (
+            _append(x, jnp.where(b, c, 0)) for x, b, c in ((q, behind, -depth), (k, ~behind, depth))
+        )
     width = max(q.shape[-1], values)
     q, k, v = (jnp.pad(x, ((0, 0),) * 3 + ((0, width - x.shape[-1]),)) for x in (q, k, v))
     fused = jax.default_backend() == "gpu" and q.dtype == jnp.bfloat16

@@ -168,7 +168,7 @@ def unit_lower_inverse(
     implementation: Implementation | None = None,
     interpret: bool = False,
 ) -> Float[Array, "*N C C"]:
-    """(I + a)^-1 for strictly lower triangular a, to float32 whatever the derivative's precision."""
+    """(I + a)^-1 for strictly lower triangular a; `precision` is of the derivative's products."""
     way = (precision, use_pallas(implementation), interpret)
     return cast(Array, _inverse(a.reshape(-1, *a.shape[-2:]), way)).reshape(a.shape)
 
