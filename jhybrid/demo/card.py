@@ -31,7 +31,8 @@ and measured without any download. They are trained from nothing by `python -m j
 
 {shape}
 
-It has the layout of a {layout} checkpoint (`{architecture}`) and loads in transformers. Tokens are bytes: 256 byte values and a few markers; the chat template is ChatML.
+It has the layout of a {layout} checkpoint (`{architecture}`) and loads in
+transformers. Tokens are bytes: 256 byte values and a few markers; the chat template is ChatML.
 
 ## What it can do
 * Write short, simple stories in English, about things that it is asked for.

@@ -44,7 +44,7 @@ class Preset:
     sample_bytes: int = 700
     scored: int = 40  # problems of each of the evaluation's tasks and of each length
     scored_lengths: tuple[int, ...] = (1024, 2048, 4096)
-    eval_seconds: float = 60.0  # kept back from training for the evaluation
+    eval_seconds: float = 45.0  # kept back from training for the evaluation
 
     @property
     def lengths(self) -> list[int]:

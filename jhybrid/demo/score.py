@@ -1,8 +1,9 @@
 """How well the model does the evaluation's tasks, in one pass over whole rows.
 
 Prompts are the evaluation's own (wording `plain`, essays that were held out), with the right answer
-behind them; an answer counts where every token of it is the first guess. What the recurrent states
-or the keys and values hold of the context can be left out, as suite `intervention` does to a cache.
+behind them; an answer counts where every token of it is the first guess, given those before it.
+What the recurrent states or the keys and values hold of the context can be left out, as suite
+`intervention` does to a cache.
 """
 
 from __future__ import annotations
@@ -95,22 +96,39 @@ def score(
     """Task, length, and for each arm the mean share of references that come out."""
 
     @jax.jit
-    def right(params: ModelParams, ids: Array, state_cut: Array, key_cut: Array) -> Array:
-        scores = run(params, DenseBatch(ids[:, :-1], state_cut, key_cut))
-        return jnp.argmax(scores, axis=-1) == ids[:, 1:]
+    def guess(params: ModelParams, ids: Array, state_cut: Array, key_cut: Array) -> Array:
+        return jnp.argmax(run(params, DenseBatch(ids[:, :-1], state_cut, key_cut)), axis=-1)
 
     for (task, length), sheet in sheets.items():
         none = np.full_like(sheet.boundary, length)
         cuts = ((none, none), (sheet.boundary, none), (none, sheet.boundary))
         found = {}
         for arm, (state_cut, key_cut) in zip(ARMS, cuts, strict=True):
-            good = np.asarray(right(params, sheet.ids.astype(np.int32), state_cut, key_cut))
+            guesses = np.asarray(guess(params, sheet.ids.astype(np.int32), state_cut, key_cut))
             shares = [
-                np.mean([row[start - 1 : stop - 1].all() for start, stop in spans])
-                for row, spans in zip(good, sheet.answers, strict=True)
+                _share(row, right, spans, any_order=task == "cwe")
+                for row, right, spans in zip(guesses, sheet.ids[:, 1:], sheet.answers, strict=True)
             ]
             found[arm] = round(float(np.mean(shares)), 3)
         yield task, length, found
+
+
+def _share(
+    guesses: np.ndarray, right: np.ndarray, spans: tuple[tuple[int, int], ...], *, any_order: bool
+) -> float:
+    """Of the answers at `spans`. In any order the first letter may be of any answer to come."""
+    guesses, found = guesses.copy(), 0
+    firsts = [_first_letter(right, stop) for _, stop in spans]
+    for number, (start, stop) in enumerate(spans):
+        if any_order and guesses[firsts[number]] in right[firsts[number:]]:
+            guesses[firsts[number]] = right[firsts[number]]
+        found += bool((guesses[start - 1 : stop - 1] == right[start - 1 : stop - 1]).all())
+    return found / len(spans)
+
+
+def _first_letter(right: np.ndarray, stop: int) -> int:
+    """Where the word begins that ends before `stop`, counted as guesses are."""
+    return int(np.flatnonzero(right[: stop - 1] == ord(" "))[-1]) + 1
 
 
 def failures(scores: dict[str, dict[str, dict[str, float]]]) -> list[str]:
