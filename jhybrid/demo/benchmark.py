@@ -226,19 +226,32 @@ def frequent_words(rng: Rng, corpus: Corpus, size: int) -> Row:
 def _frequent_words(rng: Rng, corpus: Corpus, row: RowBuilder, size: int) -> None:
     form = _template("fwe")
     texts = [form.raw(part) for part in ("instruction", "question", "prefix")]
-    kinds = max((size - 50) // 50, 5)
-    ranks = np.arange(1, kinds + 1, dtype=np.float64)
     room = size - sum(map(len, texts)) - 30
-    units = room / 5.2  # bytes of a word and its blank, by the law; fewer, as counts are floored
-    for _ in range(3):
-        counts = (units * ranks**-2 / ZETA_2).astype(np.int64)
-        units *= room / (4 * counts[0] + 7 * counts[1:].sum())
+    counts = _zeta_counts(room, max((size - 50) // 50, 5)) if size > 700 else _few_counts(room)
+    kinds = len(counts)
     letters = rng.integers(97, 123, (kinds, 6), np.uint8)
     words = ["...", *(bytes(word).decode() for word in letters[1:])]
     text = rng.permutation(np.repeat(np.arange(kinds), counts))
     row.add(f"{texts[0]}\n" + " ".join([words[i] for i in text.tolist()]) + "\n")
     row.boundary = row.used
     row.add(texts[1] + texts[2]).answer(" " + " ".join(words[1:4])).add("\n\n")
+
+
+def _zeta_counts(room: int, kinds: int) -> np.ndarray:
+    """How often the dots and each word of six letters stand in `room` bytes."""
+    ranks = np.arange(1, kinds + 1, dtype=np.float64)
+    units = room / 5.2  # bytes of a word and its blank, by the law; fewer, as counts are floored
+    for _ in range(3):
+        counts = (units * ranks**-2 / ZETA_2).astype(np.int64)
+        units *= room / (4 * counts[0] + 7 * counts[1:].sum())
+    return counts
+
+
+def _few_counts(room: int) -> np.ndarray:
+    """The same where the law would leave a word out: 3, 4, 3, 2, and then ones, or a multiple."""
+    times = max(1, room // 150)
+    left = room - times * (3 * 4 + 9 * 7)
+    return times * np.array([3, 4, 3, 2, *[1] * max(0, left // (7 * times))], np.int64)
 
 
 def _noise(form: Template, room: int) -> list[str]:
