@@ -240,11 +240,14 @@ def _frequent_words(rng: Rng, corpus: Corpus, row: RowBuilder, size: int) -> Non
 def _zeta_counts(room: int, kinds: int) -> np.ndarray:
     """How often the dots and each word of six letters stand in `room` bytes."""
     ranks = np.arange(1, kinds + 1, dtype=np.float64)
-    units = room / 5.2  # bytes of a word and its blank, by the law; fewer, as counts are floored
-    for _ in range(3):
+    units = room / 5.3  # bytes of a word and its blank, by the law; fewer, as counts are floored
+    fitting = (units * ranks**-2 / ZETA_2).astype(np.int64)
+    while True:
         counts = (units * ranks**-2 / ZETA_2).astype(np.int64)
-        units *= room / (4 * counts[0] + 7 * counts[1:].sum())
-    return counts
+        left = room - 4 * counts[0] - 7 * counts[1:].sum()
+        if left < 0:
+            return fitting
+        fitting, units = counts, units + max(1, left / 8)
 
 
 def _few_counts(room: int) -> np.ndarray:
