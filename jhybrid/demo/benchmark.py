@@ -38,10 +38,10 @@ def _words() -> Words:
     return load_words()
 
 
-def _row(rng: Rng, corpus: Corpus, size: int, block: Block) -> Row:
+def _row(rng: Rng, corpus: Corpus, size: int, block: Block, alone: float = 0.6) -> Row:
     """One block that fills the row, whose context ends at a boundary; or several shorter ones."""
     row = RowBuilder(size)
-    if size < 600 or chance(rng, 0.6):
+    if size < 600 or chance(rng, alone):
         block(rng, corpus, row, size)
     else:
         while row.room > 250:
@@ -118,7 +118,7 @@ def _value(rng: Rng, kind: str) -> str:
 
 def writes(rng: Rng, corpus: Corpus, size: int) -> Row:
     """Things get new values over and over; the last one counts."""
-    return _row(rng, corpus, size, _writes)
+    return _row(rng, corpus, size, _writes, alone=1.0)
 
 
 def _writes(rng: Rng, corpus: Corpus, row: RowBuilder, size: int) -> None:

@@ -44,7 +44,7 @@ class Preset:
     sample_bytes: int = 700
     scored: int = 40  # problems of each of the evaluation's tasks and of each length
     scored_lengths: tuple[int, ...] = (1024, 2048, 4096)
-    eval_seconds: float = 45.0  # kept back from training for the evaluation
+    eval_seconds: float = 65.0  # kept back from training for the evaluation
 
     @property
     def lengths(self) -> list[int]:
@@ -66,12 +66,11 @@ MIX = {
     "stories": 0.11,
     "dialogue": 0.09,
     "induction": 0.04,
-    "registers": 0.03,
     "recall": 0.06,
     "chat_recall": 0.07,
     "copying": 0.01,
     "needles": 0.18,
-    "writes": 0.11,
+    "writes": 0.14,
     "variables": 0.07,
     "common_words": 0.10,
     "frequent_words": 0.08,
@@ -85,10 +84,9 @@ PHASES = (
             "fiction": 0.05,
             "stories": 0.08,
             "induction": 0.20,
-            "registers": 0.10,
             "recall": 0.20,
             "needles": 0.12,
-            "writes": 0.08,
+            "writes": 0.18,
             "variables": 0.06,
             "common_words": 0.05,
             "frequent_words": 0.06,
@@ -102,13 +100,12 @@ PHASES = (
             "fiction": 0.05,
             "stories": 0.08,
             "induction": 0.12,
-            "registers": 0.06,
             "recall": 0.10,
             "chat_recall": 0.05,
             "copying": 0.02,
             "dialogue": 0.03,
             "needles": 0.16,
-            "writes": 0.11,
+            "writes": 0.17,
             "variables": 0.08,
             "common_words": 0.07,
             "frequent_words": 0.07,

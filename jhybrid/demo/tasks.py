@@ -17,8 +17,6 @@ from .tokenizer import END_OF_TEXT, encode
 from .wording import (
     ADJECTIVES,
     ANIMALS,
-    NAMES,
-    PLACES,
     THINGS,
     WORDS,
     Fact,
@@ -180,19 +178,3 @@ _COPY_FRAMES = (
     ("", "\n"),
     ("Original:\n", "\n\nCopy:\n"),
 )
-
-
-def registers(rng: Rng, corpus: Corpus, size: int) -> Row:
-    """Last write wins without words around it: `x=5 y=7 x=9 x? 9`, asked all along the row."""
-    row = RowBuilder(size)
-    names = list(dict.fromkeys(pick(rng, NAMES + PLACES) for _ in range(between(rng, 2, 8))))
-    now: dict[str, str] = {}
-    stop = pick(rng, ("\n", "; ", " "))
-    while row.room > 0:
-        name = pick(rng, names)
-        if name in now and chance(rng, 0.5):
-            row.add(f"{name}? ").answer(now[name]).add(stop)
-        else:
-            now[name] = digits(rng, between(rng, 1, 5))
-            row.add(f"{name}={now[name]}{stop}")
-    return row.finish()

@@ -7,6 +7,8 @@ forward and backward (`chunk_states`). Products may run in TF32: inputs are a tr
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax.numpy as jnp
 from jax import Array, lax
 from jaxtyping import Float
@@ -30,12 +32,14 @@ def dense_gated_delta_rule(
     chunk_size: int = 32,
     precision: lax.Precision = lax.Precision.DEFAULT,
     implementation: Implementation | None = None,
+    interpret: bool = False,
 ) -> Float[Array, "B T H V"]:
     """Outputs at every token. Log-decays of a channel below -9 count as -9 between tokens of one
     leaf of 16 (a factor of 1.2e-4 for one of nearly nothing); elsewhere they count in full."""
-    work = working_dtype(v)
+    out_dtype, work = v.dtype, working_dtype(v)
     if work == jnp.float64:
         implementation = "xla"  # an oracle's
+    how: Any = {"implementation": implementation, "interpret": interpret}
     rows, length, heads, _ = v.shape
     key_heads, key_dim = k.shape[2:]
     pad = -length % chunk_size
@@ -63,18 +67,16 @@ def dense_gated_delta_rule(
         between = jnp.where(row >= column, upto - jnp.swapaxes(upto, -1, -2), -jnp.inf)
         decay = jnp.exp(jnp.minimum(between, 0))
         kk, qk = (matmul(x, jnp.swapaxes(k, -1, -2)) * decay for x in (k, q))
-    solve = unit_lower_inverse(
-        jnp.where(row > column, beta * kk, 0), precision, implementation
-    )  # [B, Hk, N, G, C, C]
+    solve = unit_lower_inverse(jnp.where(row > column, beta * kk, 0), precision, **how)
     from_start = jnp.exp(upto)
     u, w = matmul(solve, beta * v), matmul(solve, beta * from_start * k)
     decays = jnp.broadcast_to(jnp.exp(total[..., 0, :]), (*u.shape[:4], key_dim))
     to_end = k * jnp.exp(total - upto)
-    states = chunk_states(w, to_end, u, decays, precision, implementation)
+    states = chunk_states(w, to_end, u, decays, precision, **how)
     new = u - matmul(w, states)
     o = matmul(q * from_start, states) + matmul(jnp.where(row >= column, qk, 0), new)
     o = jnp.transpose(o, (0, 2, 4, 1, 3, 5)).reshape(rows, length + pad, heads, -1)
-    return o[:, :length].astype(v.dtype)
+    return o[:, :length].astype(out_dtype)
 
 
 def _running_sums(g: Float[Array, "*N C X"]) -> Float[Array, "*N C X"]:
@@ -103,7 +105,8 @@ def _decayed_products(
     i, j = jnp.arange(size)[:, None], jnp.arange(size)[None, :]
     floored = _running_sums(jnp.maximum(g, -LEAF_LIMIT))
     relative = floored - _of_blocks(floored, LEAF, LEAF // 2 - 1)
-    out = products(jnp.exp(relative), jnp.exp(-relative), i // LEAF == j // LEAF)
+    # above the diagonal factors may multiply to infinity, and 0 times it is no derivative
+    out = products(jnp.exp(relative), jnp.exp(-relative), (i // LEAF == j // LEAF) & (i >= j))
     half = LEAF
     while half < size:
         border = _of_blocks(upto, 2 * half, half - 1)

@@ -28,7 +28,7 @@ from jhybrid.demo.trials import TRIALS
 SIZES = [257, 513, 1025, 2049]
 SEEDS = range(8)
 PROSE = ("fiction", "stories")
-RECALLED_VERBATIM = ("induction", "recall", "registers", "writes", "chat_recall")
+RECALLED_VERBATIM = ("induction", "recall", "writes", "chat_recall")
 BALANCED = ("needles", "writes", "variables", "common_words", "frequent_words")
 
 
@@ -120,15 +120,6 @@ def test_recall_asks_for_what_was_said_of_it(corpus: Corpus, size: int) -> None:
             asked = set(re.findall(r"\w+", text(row.ids[max(0, start - 160) : start]).lower()))
             assert said, "the value is told once"
             assert len(asked & set(re.findall(r"[a-z]+", said[0].lower()))) >= 1
-
-
-def test_registers_answer_with_the_last_value(corpus: Corpus) -> None:
-    for row in rows(corpus, "registers", 1025):
-        for start, stop in row.answers:
-            before = text(row.ids[:start])
-            name = re.findall(r"(\w+)\? $", before)[0]
-            last = re.findall(rf"\b{name}=(\d+)", before)[-1]
-            assert text(row.ids[start:stop]) == last
 
 
 def answers(row: Row) -> list[tuple[str, str]]:
@@ -311,7 +302,7 @@ def test_cuts_lie_where_questions_begin(corpus: Corpus) -> None:
     needles = np.array([TASK_NAMES[i] == "needles" for i in batch.task])
     for cut, which in ((batch.state_cut, needles), (batch.key_cut, ~needles)):
         assert np.all(cut[~which] == 512)
-        assert 4 <= np.count_nonzero(cut[which] < 512) <= 25
+        assert 4 <= np.count_nonzero(cut[which] < 512) <= 40
     for ids, *cuts in zip(batch.ids, batch.state_cut, batch.key_cut, strict=True):
         if min(cuts) < 512:
             asked = text(ids[min(cuts) :])
