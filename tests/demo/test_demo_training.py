@@ -185,8 +185,8 @@ def test_cuts_withhold_what_they_say(name: str) -> None:
     ids[1, cut - 4 :] = ids[0, cut - 4 :]
 
     def differs(state_cut: int, key_cut: int) -> float:
-        at = (np.full(2, where, np.int32) for where in (state_cut, key_cut))
-        rows = np.asarray(run(params, DenseBatch(ids, *at)))[:, cut:]
+        at = (jnp.full(2, where, jnp.int32) for where in (state_cut, key_cut))
+        rows = np.asarray(run(params, DenseBatch(jnp.asarray(ids), *at)))[:, cut:]
         return float(np.abs(rows[0] - rows[1]).max())
 
     assert differs(cut, cut) < 1e-4

@@ -71,6 +71,19 @@ def test_derivative_is_that_of_the_recurrence(per_channel: bool, implementation)
         assert_close(name, x, y, 1e-4)
 
 
+def test_derivative_is_finite_for_the_fastest_decays() -> None:
+    """Every channel far below the floor in a whole leaf: the factors of a pair above the diagonal
+    multiply to more than float32 holds."""
+    q, k, v, g, beta = inputs(40, per_channel=True)
+
+    def dense(*args: jax.Array) -> jax.Array:
+        return jnp.sum(dense_gated_delta_rule(*args) ** 2)
+
+    gradients = jax.jit(jax.grad(dense, (0, 1, 2, 3, 4)))(q, k, v, g - 3 * LEAF_LIMIT, beta)
+    for name, x in zip(NAMES, gradients, strict=True):
+        assert np.isfinite(np.asarray(x)).all(), name
+
+
 def test_kernels_give_what_xla_gives() -> None:
     """Several heads in a group and several blocks of values; chunks of 16."""
     rng = np.random.default_rng(0)
