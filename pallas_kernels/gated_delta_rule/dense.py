@@ -18,7 +18,7 @@ from ..triton import Implementation
 from .chunk_states import chunk_states, unit_lower_inverse
 from .reference import l2_normalize
 
-LEAF = 16  # tokens whose per-channel decays are taken from the leaf's middle
+LEAF = 8  # tokens whose per-channel decays are taken from the leaf's middle
 LEAF_LIMIT = 144.0 / LEAF  # log-decays there, so that no factor leaves the range of float32
 
 
@@ -34,8 +34,8 @@ def dense_gated_delta_rule(
     implementation: Implementation | None = None,
     interpret: bool = False,
 ) -> Float[Array, "B T H V"]:
-    """Outputs at every token. Log-decays of a channel below -9 count as -9 between tokens of one
-    leaf of 16 (a factor of 1.2e-4 for one of nearly nothing); elsewhere they count in full."""
+    """Outputs at every token. Log-decays of a channel below -18 count as -18 between tokens of one
+    leaf of 8: a factor below float32 rounding for another."""
     out_dtype, work = v.dtype, working_dtype(v)
     if work == jnp.float64:
         implementation = "xla"  # an oracle's

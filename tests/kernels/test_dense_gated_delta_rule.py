@@ -42,12 +42,12 @@ def test_every_row_is_the_recurrence(length: int, per_channel: bool) -> None:
         assert_close(f"row {row}", found[row], expected, 5e-5)
 
 
-def test_floored_decays_cost_next_to_nothing() -> None:
+def test_floored_decays_cost_nothing() -> None:
     """Of one channel in a leaf; those of whole heads are not floored."""
     args = inputs(70, per_channel=True, fastest=3 * LEAF_LIMIT)
     found = dense_gated_delta_rule(*args)
     expected, _ = oracle.gated_delta_rule(*(np.asarray(x[0]) for x in args))
-    assert_close("outputs", found[0], expected, 1e-4)
+    assert_close("outputs", found[0], expected, 5e-5)
 
 
 @pytest.mark.parametrize("implementation", ["xla", "pallas"])
