@@ -56,9 +56,16 @@ class DecodeBatch:
 
 @struct.dataclass
 class DenseBatch:
-    """B whole sequences of one length, from zero state, no caches: training and analysis."""
+    """B whole sequences of one length, from zero state, no caches: training and analysis.
+
+    What lies before a row's token `state_cut` is not in the recurrent states after it, and tokens
+    from `key_cut` on do not attend to it: training withholds one way of remembering so that the
+    other is learned. A cut at T cuts nothing.
+    """
 
     token_ids: Int32[Array, "B T"]
+    state_cut: Int32[Array, " B"] | None = None
+    key_cut: Int32[Array, " B"] | None = None
 
 
 Batch = PrefillBatch | DecodeBatch | DenseBatch

@@ -53,8 +53,8 @@ class RequestOutput:
 class LLM:
     """A model for offline use. Flags are those of serve, with underscores.
 
-    `model` is `demo`, `dummy:<preset>` or a checkpoint folder. Use as a context manager, or call
-    `close()`, to free the device memory at a known time.
+    `model` is `demo`, `demo-kda`, `dummy:<preset>` or a checkpoint folder. Use as a context
+    manager, or call `close()`, to free the device memory at a known time.
     """
 
     def __init__(self, model: str = "demo", *, warm_up: bool = True, **flags: Any) -> None:

@@ -26,6 +26,9 @@ from .linear import project, reduce_project
 from .norm import Normed, rms_norm
 from .rope import rotate
 
+CUT_LOGIT = 256.0  # how far below all others the logit of a key before a cut is
+CUT_CHANNELS = 8
+
 
 @struct.dataclass
 class GatedAttentionParams:
@@ -108,7 +111,7 @@ def attend(
 ) -> tuple[Float[Array, "*B H D"], Caches | None]:
     """Write this step's keys and values, then attend to everything up to each query."""
     if isinstance(batch, DenseBatch):
-        return jax.nn.dot_product_attention(q, k, v, scale=scale, is_causal=True), caches
+        return attend_rows(q, k, v, batch, scale=scale), caches
     assert caches is not None and caches.values is not None
     keys = write_pages(caches.keys, layer, k, batch.kv_slots)
     values = write_pages(caches.values, layer, v, batch.kv_slots)
@@ -129,3 +132,38 @@ def attend(
                 q, keys, values, layer, batch.positions, batch.page_table, scale=scale
             )
     return o, replace(caches, keys=keys, values=values)
+
+
+def attend_rows(
+    q: Float[Array, "B T H D"],
+    k: Float[Array, "B T Hkv D"],
+    v: Float[Array, "B T Hkv V"],
+    batch: DenseBatch,
+    *,
+    scale: float,
+) -> Float[Array, "B T H V"]:
+    """Causal attention within whole rows.
+
+    A cut is made by channels that only a query behind it and a key before it have: one fused
+    kernel then serves rows with and without. The op wants one width for all three.
+    """
+    values = v.shape[-1]
+    if batch.key_cut is not None:
+        behind = jnp.arange(q.shape[1]) >= batch.key_cut[:, None]
+        depth = (CUT_LOGIT / (CUT_CHANNELS * scale)) ** 0.5
+        q, k = (
+            _append(x, jnp.where(b, c, 0)) for x, b, c in ((q, behind, -depth), (k, ~behind, depth))
+        )
+    width = max(q.shape[-1], values)
+    q, k, v = (jnp.pad(x, ((0, 0),) * 3 + ((0, width - x.shape[-1]),)) for x in (q, k, v))
+    fused = jax.default_backend() == "gpu" and q.dtype == jnp.bfloat16
+    o = jax.nn.dot_product_attention(
+        q, k, v, scale=scale, is_causal=True, implementation="cudnn" if fused else None
+    )
+    return o[..., :values]
+
+
+def _append(x: Float[Array, "B T H D"], channel: Float[Array, "B T"]) -> Array:
+    shape = (*x.shape[:3], CUT_CHANNELS)
+    more = jnp.broadcast_to(channel.astype(x.dtype)[:, :, None, None], shape)
+    return jnp.concatenate([x, more], axis=-1)

@@ -26,6 +26,7 @@ from pallas_kernels.precision import working_dtype
 from ..batch import Batch, Caches, DecodeBatch, DenseBatch, PrefillBatch
 from ..config import LatentAttentionConfig
 from ..params import scale, weight
+from .gated_attention import attend_rows
 from .linear import project, reduce_project
 from .norm import Normed, rms_norm
 
@@ -81,7 +82,7 @@ def latent_attention(
     latent = rms_norm(row[..., : config.latent_dim], params.kv_norm, config.norm_eps)
     shared = row[..., config.latent_dim :]
     if isinstance(batch, DenseBatch):
-        o = _attend_expanded(params, q, latent, shared, config)
+        o = _attend_expanded(params, q, latent, shared, batch, config)
     else:
         assert caches is not None
         row = jnp.concatenate([latent, shared], axis=-1)
@@ -139,6 +140,7 @@ def _attend_expanded(
     q: Float[Array, "B T H Dq"],
     latent: Float[Array, "B T L"],
     shared: Float[Array, "B T S"],
+    batch: DenseBatch,
     config: LatentAttentionConfig,
 ) -> Float[Array, "B T H V"]:
     """Keys and values of every head: cheaper than latents where all of them are used at once."""
@@ -146,10 +148,7 @@ def _attend_expanded(
     k, v = jnp.split(kv, [config.nope_dim], axis=-1)
     shared = jnp.broadcast_to(shared[:, :, None], (*k.shape[:-1], shared.shape[-1]))
     k = jnp.concatenate([k, shared], axis=-1)
-    width = max(config.query_dim, config.value_dim)  # the op wants one width for all three
-    q, k, v = (jnp.pad(y, ((0, 0),) * 3 + ((0, width - y.shape[-1]),)) for y in (q, k, v))
-    o = jax.nn.dot_product_attention(q, k, v, scale=config.query_dim**-0.5, is_causal=True)
-    return o[..., : config.value_dim]
+    return attend_rows(q, k, v, batch, scale=config.query_dim**-0.5)
 
 
 def _per_head(equation: str, x: Array, weight: Array) -> Array:
