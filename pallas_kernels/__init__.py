@@ -14,7 +14,7 @@ from .grouped_matmul import grouped_matmul
 from .paged_attention import decode_paged_attention, ragged_paged_attention, write_pages
 from .ragged import CONTINUE, NO_SLOT, Segments
 from .ragged_pack import PackedStates, copy_rows, pack_states, row_positions, unpack_states
-from .skinny_matmul import skinny_matmul
+from .skinny_matmul import Product, skinny_matmul, skinny_matmuls
 from .suffix_replay import suffix_replay
 
 __all__ = [
@@ -23,6 +23,7 @@ __all__ = [
     "Activation",
     "Gates",
     "PackedStates",
+    "Product",
     "Segments",
     "chunk_gated_delta_rule",
     "copy_rows",
@@ -39,6 +40,7 @@ __all__ = [
     "suffix_replay",
     "unpack",
     "skinny_matmul",
+    "skinny_matmuls",
     "row_positions",
     "unpack_states",
     "write_pages",

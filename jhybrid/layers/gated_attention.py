@@ -22,7 +22,7 @@ from ..batch import Batch, Caches, DecodeBatch, DenseBatch, PrefillBatch
 from ..config import AttentionConfig
 from ..params import ParamSpec, scale, weight
 from ..sharding import AXIS
-from .linear import project, reduce_project
+from .linear import project_all, reduce_project
 from .norm import Normed, rms_norm
 from .rope import rotate
 
@@ -66,10 +66,12 @@ def gated_attention(
     batch: Batch,
     config: AttentionConfig,
     norm_eps: float,
+    residual: Float[Array, "*B D"] | None = None,
 ) -> tuple[Float[Array, "*B D"], Caches | None]:
-    """One mixer; `layer` counts the full layers. Caches are None for a DenseBatch."""
-    both = project(x, params.q)  # [..., H, G, Dh]
-    q, k, v = both[..., 0, :], project(x, params.k), project(x, params.v)
+    """One mixer's result plus the residual; `layer` counts the full layers. Caches are None for a
+    DenseBatch."""
+    both, k, v = project_all(x, (params.q, None), (params.k, None), (params.v, None))
+    q = both[..., 0, :]  # of [..., H, G, Dh]
     if params.q_norm is not None:
         q = _qk_norm(q, params.q_norm, norm_eps)
         k = _qk_norm(k, params.k_norm, norm_eps)
@@ -83,7 +85,7 @@ def gated_attention(
     if config.output_gate:
         gate = both[..., 1, :].astype(working_dtype(x))
         o = o.astype(gate.dtype) * jax.nn.sigmoid(gate)
-    return reduce_project(o.astype(x.dtype), params.out), caches
+    return reduce_project(o.astype(x.dtype), params.out, residual), caches
 
 
 def _qk_norm(x: Array, norm: Array, eps: float) -> Array:

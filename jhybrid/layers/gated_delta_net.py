@@ -23,7 +23,7 @@ from ..batch import Batch, Caches, ReplayBatch
 from ..config import LinearAttentionConfig
 from ..params import ParamSpec, scale, weight
 from .delta_rule import RuleInputs, convolve, delta_rule
-from .linear import project, reduce_project
+from .linear import project_all, reduce_project
 from .norm import Normed, rms_norm
 
 
@@ -66,11 +66,13 @@ def gated_delta_net(
     layer: int,
     batch: Batch,
     config: LinearAttentionConfig,
+    residual: Float[Array, "*B D"] | None = None,
 ) -> tuple[Float[Array, "*B D"], Caches | None]:
-    """One mixer; `layer` counts the linear layers. Caches are None for a DenseBatch."""
+    """One mixer's result plus the residual; `layer` counts the linear layers. Caches are None for a
+    DenseBatch."""
     inputs, z, caches = gated_delta_net_inputs(params, x, caches, layer, batch, config)
     o, caches = delta_rule(inputs, caches, layer, batch, config)
-    return gated_delta_net_output(params, o, z, config), caches
+    return gated_delta_net_output(params, o, z, config, residual), caches
 
 
 def gated_delta_net_inputs(
@@ -83,9 +85,8 @@ def gated_delta_net_inputs(
 ) -> tuple[RuleInputs, Float[Array, "*B Hk RV"], Caches | None]:
     """What the recurrence reads, and the output gate z that waits for its result."""
     lead = x.shape[:-1]
-    mixed = project(x, params.qkvz)  # [..., Hk, W + R V]
-    z = mixed[..., config.conv_width :]
-    logits = project(x, params.ba, dtype=working_dtype(x))
+    mixed, logits = project_all(x, (params.qkvz, None), (params.ba, working_dtype(x)))
+    z = mixed[..., config.conv_width :]  # of [..., Hk, W + R V]
     beta, decay = (logits[..., n, :, :].reshape(*lead, -1) for n in range(2))
     gates = Gates(decay, beta, params.A_log.reshape(-1), params.dt_bias.reshape(-1))
 
@@ -98,10 +99,12 @@ def gated_delta_net_output(
     o: Float[Array, "*B H V"],
     z: Float[Array, "*B Hk RV"],
     config: LinearAttentionConfig,
+    residual: Float[Array, "*B D"] | None = None,
 ) -> Float[Array, "*B D"]:
-    """The recurrence's result normalised, gated and projected back to the model's width."""
+    """The recurrence's result normalised, gated and projected back to the model's width, plus the
+    residual."""
     key_heads, group = params.A_log.shape
     o = o.reshape(*z.shape[:-2], key_heads, group, config.value_dim)
     o = rms_norm(o.astype(working_dtype(z)), params.norm, config.norm_eps)
     o = o * jax.nn.silu(z.reshape(o.shape).astype(o.dtype))
-    return reduce_project(o.astype(z.dtype), params.out)
+    return reduce_project(o.astype(z.dtype), params.out, residual)
