@@ -24,6 +24,7 @@ from .device_time import REPEAT, Loop, copy_rate, matrix_rate
 from .kernel_cases import Data, KernelCase, all_cases, relative_rms, tiny_cases
 from .kernel_variants import variants
 from .op_cases import OpCase, op_cases, tiny_op_cases
+from .product_cases import product_cases, tiny_product_cases
 from .results import Result, ResultsFile
 from .variant import Variant
 
@@ -46,8 +47,10 @@ def run(args: argparse.Namespace) -> None:
         raise ValueError("times of kernels need a GPU; --dry-run interprets tiny cases")
     results = ResultsFile(args.out)
     cases: list[Case] = [*all_cases(), *attention_cases(), *op_cases()]
+    cases += product_cases()
     if args.dry_run:
         cases = [*tiny_cases(), *tiny_attention_cases(), *tiny_op_cases()]
+        cases += tiny_product_cases()
     wanted = [part for part in args.cases.split(",") if part]
     cases = [c for c in cases if not wanted or any(part in c.name for part in wanted)]
     rate = copy_rate(1 << 20 if args.dry_run else 1 << 31)
