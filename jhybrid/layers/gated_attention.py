@@ -22,7 +22,7 @@ from ..batch import Batch, Caches, DecodeBatch, DenseBatch, PrefillBatch
 from ..config import AttentionConfig
 from ..params import ParamSpec, scale, weight
 from ..sharding import AXIS
-from .linear import project_all, reduce_project
+from .linear import Factor, project_all, reduce_project
 from .norm import Normed, rms_norm
 from .rope import rotate
 
@@ -70,7 +70,7 @@ def gated_attention(
 ) -> tuple[Float[Array, "*B D"], Caches | None]:
     """One mixer's result plus the residual; `layer` counts the full layers. Caches are None for a
     DenseBatch."""
-    both, k, v = project_all(x, (params.q, None), (params.k, None), (params.v, None))
+    both, k, v = project_all(x, *(Factor(w[None]) for w in (params.q, params.k, params.v)))
     q = both[..., 0, :]  # of [..., H, G, Dh]
     if params.q_norm is not None:
         q = _qk_norm(q, params.q_norm, norm_eps)

@@ -23,7 +23,7 @@ from ..batch import Batch, Caches, ReplayBatch
 from ..config import LinearAttentionConfig
 from ..params import ParamSpec, scale, weight
 from .delta_rule import RuleInputs, convolve, delta_rule
-from .linear import project_all, reduce_project
+from .linear import Factor, project_all, reduce_project
 from .norm import Normed, rms_norm
 
 
@@ -84,10 +84,10 @@ def gated_delta_net_inputs(
     config: LinearAttentionConfig,
 ) -> tuple[RuleInputs, Float[Array, "*B Hk RV"], Caches | None]:
     """What the recurrence reads, and the output gate z that waits for its result."""
-    lead = x.shape[:-1]
-    mixed, logits = project_all(x, (params.qkvz, None), (params.ba, working_dtype(x)))
+    gates = Factor(params.ba, working_dtype(x))
+    mixed, beta, decay = project_all(x, Factor(params.qkvz[None]), gates)
     z = mixed[..., config.conv_width :]  # of [..., Hk, W + R V]
-    beta, decay = (logits[..., n, :, :].reshape(*lead, -1) for n in range(2))
+    beta, decay = (y.reshape(*x.shape[:-1], -1) for y in (beta, decay))
     gates = Gates(decay, beta, params.A_log.reshape(-1), params.dt_bias.reshape(-1))
 
     qkv, caches = convolve(mixed, params.conv, caches, layer, batch)

@@ -24,7 +24,7 @@ from ..batch import Batch, Caches, ReplayBatch
 from ..config import LinearAttentionConfig
 from ..params import ParamSpec, scale, weight
 from .delta_rule import RuleInputs, convolve, delta_rule
-from .linear import project, project_all, reduce_project
+from .linear import Factor, project, project_all, reduce_project
 from .norm import Normed, rms_norm
 
 
@@ -110,7 +110,10 @@ def kimi_delta_attention_inputs(
     """What the recurrence reads."""
     work = working_dtype(x)
     mixed, inner, beta = project_all(
-        x, (params.qkv, None), (params.decay_down, None), (params.beta, work)
+        x,
+        Factor(params.qkv[None]),
+        Factor(params.decay_down[None]),
+        Factor(params.beta[None], work),
     )
     z = project(inner, params.decay_up, dtype=work)  # [..., H, K]
     gates = Gates(z, beta, params.A_log, params.dt_bias)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from jax import Array, lax
 
@@ -22,16 +22,23 @@ from .norm import Normed
 
 def project(x: Array | Normed, weight: Array, *, dtype: Any = None) -> Array:
     """x [..., D] times weight [*out, D], giving [..., *out] in `dtype` (default: x's)."""
-    return project_all(x, (weight, dtype))[0]
+    return project_all(x, Factor(weight[None], dtype))[0]
 
 
-def project_all(x: Array | Normed, *weights: tuple[Array, Any]) -> tuple[Array, ...]:
-    """`project` with each of several (weight, dtype)."""
+class Factor(NamedTuple):
+    """Weights [G, *out, D] that make G results in `dtype` (default: x's)."""
+
+    weights: Array
+    dtype: Any = None
+
+
+def project_all(x: Array | Normed, *factors: Factor) -> tuple[Array, ...]:
+    """The results [..., *out] of x [..., D] times the weights of each factor, in order."""
     rows, norm = _rows(x, x.ndim - 1)
-    products = [Product(_matrices(w[None], w.ndim - 1), dtype=dtype) for w, dtype in weights]
+    products = [Product(_matrices(w, w.ndim - 2), dtype=dtype) for w, dtype in factors]
+    shapes = [w.shape[1:-1] for w, _ in factors for _ in range(w.shape[0])]
     found = skinny_matmuls(rows, products, norm)
-    lead = x.shape[:-1]
-    return tuple(y.reshape(*lead, *w.shape[:-1]) for y, (w, _) in zip(found, weights, strict=True))
+    return tuple(y.reshape(*x.shape[:-1], *s) for y, s in zip(found, shapes, strict=True))
 
 
 def gated_project(

@@ -25,7 +25,9 @@ def skinny_matmul(
     implementation: Implementation | None = None,
     interpret: bool = False,
 ) -> Float[Array, "M N"]:
-    """One product, see `skinny_matmuls`."""
+    """One result, see `skinny_matmuls`."""
+    if combine is None and weights.shape[0] != 1:
+        raise ValueError(f"{weights.shape[0]} weight matrices and nothing to combine them")
     one = (Product(weights, combine, dtype, residual),)
     return skinny_matmuls(x, one, norm, implementation=implementation, interpret=interpret)[0]
 
@@ -38,17 +40,13 @@ def skinny_matmuls(
     implementation: Implementation | None = None,
     interpret: bool = False,
 ) -> tuple[Float[Array, "M N"], ...]:
-    """combine(x W_1^T, ..., x W_G^T) + residual for each product, with all of it in float32.
+    """combine(x W_1^T, ..., x W_G^T) + residual of each product, with all of it in float32. A
+    product without `combine` has G results in a row.
 
     With `norm` (weight [K], eps) the rows of x are RMS-normalised on the way. Every row's result is
     the same whatever the others are. The kernel takes up to 32 rows of bfloat16; by name, another
     case is an error. Where a library's product is the faster, None picks that.
     """
-    for product in products:
-        if product.combine is None and product.weights.shape[0] != 1:
-            raise ValueError(
-                f"{product.weights.shape[0]} weight matrices and nothing to combine them"
-            )
     if use_pallas(implementation):
         covered = kernel.supported(x, products)
         if implementation == "pallas" and not covered:

@@ -76,37 +76,40 @@ def supported(x: Array, products: Sequence[Product]) -> bool:
 
 @dataclass(frozen=True)
 class Share:
-    """Of one product in a launch: programs first:first + count, `outputs` each."""
+    """Of one product in a launch: programs first:first + count, `outputs` each of every matrix."""
 
     first: int
     count: int
     outputs: int
-    combine: Callable[..., Array]
+    groups: int
+    combine: Callable[..., Array] | None
 
     def slice(self, program: Any) -> Any:
         return pl.ds(program * self.outputs, self.outputs)
 
-    def lines(self, program: Any, groups: int) -> list[Any]:
+    def lines(self, program: Any) -> list[Any]:
         """Rows of the matrices that a program multiplies."""
         whole = self.count * self.outputs
-        return [pl.ds(g * whole + program * self.outputs, self.outputs) for g in range(groups)]
+        starts = (g * whole + program * self.outputs for g in range(self.groups))
+        return [pl.ds(start, self.outputs) for start in starts]
+
+    def results(self, sums: Sequence[Array]) -> Sequence[Array]:
+        return sums if self.combine is None else (self.combine(*sums),)
 
 
 def _vector_kernel(
     x_ref: Any, norm_ref: Any, weight_refs: Any, residual_refs: Any, *out_refs: Any,
     shares: tuple[Share, ...], tuning: SkinnyTuning, eps: float,
 ) -> None:  # fmt: skip
-    inner = x_ref.shape[1]
+    rows, inner = x_ref.shape
     lanes = min(LANES, tuning.inner)
     short, steps = tuning.inner // lanes, inner // tuning.inner // tuning.unroll
 
     def neighbours(x: Array) -> Array:
         return jnp.sum(x.reshape(*x.shape[:-1], short, lanes), axis=-1)
 
-    def product(share: Share, program: Array, w_ref: Any, residual_ref: Any, o_ref: Any) -> None:
-        rows, count = o_ref.shape
-        groups = w_ref.shape[0] // count
-        lines = share.lines(program, groups)
+    def product(share: Share, program: Array, w_ref: Any, residual_ref: Any, o_refs: Any) -> None:
+        lines = share.lines(program)
 
         def parts(step: Any) -> list[Any]:
             first = step * tuning.unroll
@@ -131,21 +134,21 @@ def _vector_kernel(
 
         zero = jnp.zeros((share.outputs, short), jnp.float32)
         line = jnp.zeros((short,), jnp.float32)
-        sums = (zero,) * (groups * rows) + (line,) * (0 if norm_ref is None else rows)
+        sums = (zero,) * (share.groups * rows) + (line,) * (0 if norm_ref is None else rows)
         queue = tuple(ask(step) for step in range(tuning.ahead))
         queue, sums = lax.fori_loop(0, steps - tuning.ahead, body, (queue, sums))
         for n, tiles in enumerate(queue):
             sums = use(steps - tuning.ahead + n, tiles, sums)
-        totals = [jnp.sum(s, axis=1) for s in sums[: groups * rows]]
+        totals = [jnp.sum(s, axis=1) for s in sums[: share.groups * rows]]
         for row in range(rows):
             out = totals[row::rows]
             if norm_ref is not None:
-                scale = lax.rsqrt(jnp.sum(sums[groups * rows + row]) / inner + eps)
+                scale = lax.rsqrt(jnp.sum(sums[share.groups * rows + row]) / inner + eps)
                 out = [y * scale for y in out]
-            y = share.combine(*out)
-            if residual_ref is not None:
-                y += residual_ref[row, share.slice(program)].astype(jnp.float32)
-            o_ref[row, share.slice(program)] = y.astype(o_ref.dtype)
+            for y, o_ref in zip(share.results(out), o_refs, strict=True):
+                if residual_ref is not None:
+                    y += residual_ref[row, share.slice(program)].astype(jnp.float32)
+                o_ref[row, share.slice(program)] = y.astype(o_ref.dtype)
 
     _each(product, shares, weight_refs, residual_refs, out_refs)
 
@@ -157,10 +160,8 @@ def _matrix_kernel(
     rows, inner = x_ref.shape
     valid, all_rows = (iota((padded,), 0) < rows)[:, None], pl.ds(0, padded)
 
-    def product(share: Share, program: Array, w_ref: Any, residual_ref: Any, o_ref: Any) -> None:
-        count = o_ref.shape[1]
-        groups = w_ref.shape[0] // count
-        lines = share.lines(program, groups)
+    def product(share: Share, program: Array, w_ref: Any, residual_ref: Any, o_refs: Any) -> None:
+        lines = share.lines(program)
 
         def step(index: Array, sums: tuple[Array, ...]) -> tuple[Array, ...]:
             part = pl.ds(index * tuning.inner, tuning.inner)
@@ -170,28 +171,34 @@ def _matrix_kernel(
             )
 
         zero = jnp.zeros((share.outputs, padded), jnp.float32)
-        sums = lax.fori_loop(0, inner // tuning.inner, step, (zero,) * groups)
-        y = share.combine(*sums).T
-        if residual_ref is not None:
-            before = plt.load(
-                residual_ref.at[all_rows, share.slice(program)], mask=valid, other=0.0
-            )
-            y += before.astype(jnp.float32)
-        target = o_ref.at[all_rows, share.slice(program)]
-        plt.store(target, y.astype(o_ref.dtype), mask=valid)
+        sums = lax.fori_loop(0, inner // tuning.inner, step, (zero,) * share.groups)
+        where = (all_rows, share.slice(program))
+        for y, o_ref in zip(share.results(sums), o_refs, strict=True):
+            y = y.T
+            if residual_ref is not None:
+                y += plt.load(residual_ref.at[where], mask=valid, other=0.0).astype(jnp.float32)
+            plt.store(o_ref.at[where], y.astype(o_ref.dtype), mask=valid)
 
     _each(product, shares, weight_refs, residual_refs, out_refs)
 
 
-def _each(product: Callable[..., None], shares: tuple[Share, ...], *refs: Any) -> None:
+def _each(
+    product: Callable[..., None],
+    shares: tuple[Share, ...],
+    weight_refs: Any,
+    residual_refs: Any,
+    out_refs: Any,
+) -> None:
     """The product that this program belongs to, and the program's number within it."""
-    program = pl.program_id(0)
-    if len(shares) == 1:
-        product(shares[0], program, *(ref[0] for ref in refs))
-        return
-    for share, *args in zip(shares, *refs, strict=True):
-        mine = (program >= share.first) & (program < share.first + share.count)
-        pl.when(mine)(functools.partial(product, share, program - share.first, *args))
+    program, outs = pl.program_id(0), iter(out_refs)
+    for share, w_ref, residual_ref in zip(shares, weight_refs, residual_refs, strict=True):
+        results = 1 if share.combine else share.groups
+        refs = (w_ref, residual_ref, [next(outs) for _ in range(results)])
+        run = functools.partial(product, share, program - share.first, *refs)
+        if len(shares) == 1:
+            run()
+        else:
+            pl.when((program >= share.first) & (program < share.first + share.count))(run)
 
 
 def skinny_matmuls(
@@ -203,14 +210,14 @@ def skinny_matmuls(
     interpret: bool = False,
 ) -> tuple[Array, ...]:
     rows, inner = x.shape
-    groups = max(p.weights.shape[0] for p in products)
-    tuning = (tuning or SkinnyTuning.default(rows, groups, inner)).fit(inner)
+    most = max(p.weights.shape[0] for p in products)
+    tuning = (tuning or SkinnyTuning.default(rows, most, inner)).fit(inner)
     counts = [p.weights.shape[1] for p in products]
     outputs = [dividing_block(count, tuning.outputs) for count in counts]
     programs = [count // size for count, size in zip(counts, outputs, strict=True)]
-    first = accumulate(programs, initial=0)
-    combines = [p.combine or (lambda y: y) for p in products]
-    shares = tuple(map(Share, first, programs, outputs, combines))
+    first, groups = accumulate(programs, initial=0), [p.weights.shape[0] for p in products]
+    combines = [p.combine for p in products]
+    shares = tuple(map(Share, first, programs, outputs, groups, combines))
     weights = [p.weights.reshape(-1, inner) for p in products]
     inputs: tuple[Any, ...] = (weights, [p.residual for p in products])
     options: dict[str, Any] = {"shares": shares, "tuning": tuning}
@@ -222,8 +229,13 @@ def skinny_matmuls(
         padded = max(16, 1 << (rows - 1).bit_length())
         options |= {"padded": padded, "dot": Dot("bf16", interpret)}
         kernel, inputs = functools.partial(_matrix_kernel, **options), (x, *inputs)
-    dtypes = [p.dtype if p.dtype is not None else x.dtype for p in products]
-    outs = [jax.ShapeDtypeStruct((rows, n), dtype) for n, dtype in zip(counts, dtypes, strict=True)]
+    outs = [
+        jax.ShapeDtypeStruct(
+            (rows, p.weights.shape[1]), p.dtype if p.dtype is not None else x.dtype
+        )
+        for p in products
+        for _ in range(p.results)
+    ]
     return triton_call(
         kernel,
         "skinny_matmul",

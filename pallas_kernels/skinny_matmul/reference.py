@@ -18,13 +18,18 @@ Norm = tuple[Array, float]  # weight [K] float32, eps
 class Product(NamedTuple):
     """combine(x W_1^T, ..., x W_G^T) + residual, rounded to `dtype` (default: x's).
 
-    `combine` is elementwise; None needs G = 1. A residual has the result's dtype.
+    `combine` is elementwise; without it each x W_g^T is a result of its own.
+    A residual has the result's dtype.
     """
 
     weights: Float[Array, "G N K"]
     combine: Callable[..., Array] | None = None
     dtype: DTypeLike | None = None
     residual: Float[Array, "M N"] | None = None
+
+    @property
+    def results(self) -> int:
+        return 1 if self.combine else self.weights.shape[0]
 
 
 def rms_norm(
@@ -39,12 +44,12 @@ def rms_norm(
 def skinny_matmuls(
     x: Float[Array, "M K"], products: Sequence[Product], norm: Norm | None = None
 ) -> tuple[Float[Array, "M N"], ...]:
-    """Each of the products of x, whose rows are RMS-normalised first with `norm`."""
+    """The results of the products in order; with `norm` the rows of x are RMS-normalised first."""
     x = x if norm is None else rms_norm(x, *norm)
-    return tuple(_one(x, product) for product in products)
+    return tuple(y for product in products for y in _results(x, product))
 
 
-def _one(x: Array, product: Product) -> Array:
+def _results(x: Array, product: Product) -> list[Array]:
     """Products are rounded to x's type before they are combined: with many rows, writing and
     reading them in float32 would cost more than the combination."""
     weights, combine, dtype, residual = product
@@ -53,7 +58,7 @@ def _one(x: Array, product: Product) -> Array:
     first = dtype if combine is None else x.dtype
     matrix = weights.reshape(groups * count, inner)
     out = lax.dot_general(x, matrix, (((1,), (1,)), ((), ())), preferred_element_type=first)
+    results = [out[:, group * count : (group + 1) * count] for group in range(groups)]
     if combine is not None:
-        parts = out.astype(working_dtype(x)).reshape(-1, groups, count)
-        out = combine(*(parts[:, group] for group in range(groups))).astype(dtype)
-    return out if residual is None else out + residual
+        results = [combine(*(y.astype(working_dtype(x)) for y in results)).astype(dtype)]
+    return results if residual is None else [y + residual for y in results]

@@ -125,14 +125,15 @@ def test_products_of_one_launch_are_those_of_several(rows: int) -> None:
     single, small = inputs(rows, 1, 96, 1280)[1], inputs(rows, 1, 16, 1280)[1]
     products = (
         Product(single, residual=jnp.ones((rows, 96), jnp.bfloat16)),
-        Product(small, dtype=jnp.float32),
+        Product(jnp.concatenate([small, -small]), dtype=jnp.float32),
         Product(gated, silu_product),
     )
     options: Any = {"implementation": "pallas", "interpret": True}
     together = skinny_matmuls(x, products, (scale, 1e-6), **options)
-    assert [y.shape for y in together] == [(rows, 96), (rows, 16), (rows, 48)]
-    for y, p in zip(together, products, strict=True):
-        alone = skinny_matmuls(x, (p,), (scale, 1e-6), **options)[0]
+    assert [y.shape[1] for y in together] == [96, 16, 16, 48]
+    np.testing.assert_array_equal(together[1], -together[2])
+    each = [y for p in products for y in skinny_matmuls(x, (p,), (scale, 1e-6), **options)]
+    for y, alone in zip(together, each, strict=True):
         assert y.dtype == alone.dtype
         rounding = 1e-6 if y.dtype == jnp.float32 else 1e-3
         assert_close("out", y.astype(jnp.float32), alone.astype(jnp.float32), rounding)
