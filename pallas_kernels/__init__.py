@@ -10,6 +10,7 @@ from .gated_delta_rule import (
     recurrent_gated_delta_rule,
     unpack,
 )
+from .gated_norm import gated_rms_norm
 from .grouped_matmul import grouped_matmul
 from .paged_attention import decode_paged_attention, ragged_paged_attention, write_pages
 from .ragged import CONTINUE, NO_SLOT, Segments
@@ -31,6 +32,7 @@ __all__ = [
     "decode_gated_delta_rule",
     "decode_paged_attention",
     "dense_causal_conv1d",
+    "gated_rms_norm",
     "grouped_matmul",
     "pack_states",
     "ragged_causal_conv1d",

@@ -17,7 +17,7 @@ from flax import struct
 from jax import Array
 from jaxtyping import Float
 
-from pallas_kernels import Gates
+from pallas_kernels import Gates, gated_rms_norm
 from pallas_kernels.precision import working_dtype
 
 from ..batch import Batch, Caches, ReplayBatch
@@ -25,7 +25,7 @@ from ..config import LinearAttentionConfig
 from ..params import ParamSpec, scale, weight
 from .delta_rule import RuleInputs, convolve, delta_rule
 from .linear import Factor, project, project_all, reduce_project
-from .norm import Normed, rms_norm
+from .norm import Normed
 
 
 @struct.dataclass
@@ -131,7 +131,7 @@ def kimi_delta_attention_output(
     """The recurrence's result normalised, gated by the mixer's input x and projected back, plus the
     residual."""
     work = working_dtype(x)
-    o = rms_norm(o.astype(work), params.norm, config.norm_eps)
     inner = x if params.gate_down is None else project(x, params.gate_down)
-    o = o * jax.nn.sigmoid(project(inner, params.gate_up, dtype=work))
-    return reduce_project(o.astype(x.dtype), params.out, residual)
+    gate = project(inner, params.gate_up, dtype=work)  # [..., H, V]
+    o = gated_rms_norm(o, params.norm, gate, 0, config.norm_eps, jax.nn.sigmoid, x.dtype)
+    return reduce_project(o, params.out, residual)
