@@ -12,7 +12,12 @@ from .gated_delta_rule import (
 )
 from .gated_norm import gated_rms_norm
 from .grouped_matmul import grouped_matmul
-from .paged_attention import decode_paged_attention, ragged_paged_attention, write_pages
+from .paged_attention import (
+    decode_paged_attention,
+    prefers_whole_prompt,
+    ragged_paged_attention,
+    write_pages,
+)
 from .ragged import CONTINUE, NO_SLOT, Segments
 from .ragged_pack import PackedStates, copy_rows, pack_states, row_positions, unpack_states
 from .skinny_matmul import Product, skinny_matmul, skinny_matmuls
@@ -35,6 +40,7 @@ __all__ = [
     "gated_rms_norm",
     "grouped_matmul",
     "pack_states",
+    "prefers_whole_prompt",
     "ragged_causal_conv1d",
     "ragged_gated_delta_rule",
     "ragged_paged_attention",

@@ -19,11 +19,11 @@ import numpy as np
 from jax import Array
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from pallas_kernels import NO_SLOT, Segments
+from pallas_kernels import NO_SLOT, Segments, prefers_whole_prompt
 
 from ..batch import Caches, DecodeBatch, PrefillBatch, ReplayBatch
 from ..cache.host_store import CHUNK_ROWS, padded_rows
-from ..config import ModelConfig
+from ..config import AttentionConfig, ModelConfig
 from ..models.groups import groups
 from ..models.hybrid import (
     REPLICATED,
@@ -223,7 +223,7 @@ class ModelRunner:
 
     def prefill(self, batch: PrefillBatch) -> tuple[Array, Array]:
         """Run packed prompts; returns the hidden rows of each sequence's last token and of all."""
-        size = (batch.token_ids.shape[0], batch.page_table.shape[0])
+        size = (batch.token_ids.shape[0], batch.page_table.shape[0], int(batch.whole_prompt))
         last, hidden, self.caches = self._call("prefill", size, self.params, self.caches, batch)
         return last, hidden
 
@@ -348,8 +348,11 @@ class ModelRunner:
         b, params, caches, rows = self.buckets, self.params, self.caches, self.rows
         for tokens in reversed(b.prefill_tokens):
             for sequences in b.prefill_sequences:
-                batch = self.empty_prefill(tokens, sequences)
-                yield "prefill", (tokens, sequences), (params, caches, batch)
+                alone = sequences == b.prefill_sequences[0] and self.prefers_whole_prompt(tokens)
+                for whole in (True, False)[not alone :]:
+                    batch = self.empty_prefill(tokens, sequences, whole_prompt=whole)
+                    size = (tokens, sequences, int(whole))
+                    yield "prefill", size, (params, caches, batch)
         if caches.group_inputs is not None:
             for tokens in b.prefill_tokens:
                 yield "replay", (tokens,), (params, caches, self.empty_replay(tokens))
@@ -394,7 +397,17 @@ class ModelRunner:
         width, dtype = self.config.hidden_size, self.params.embedding.dtype
         return jax.ShapeDtypeStruct((size, width), dtype, sharding=self._replicated)
 
-    def empty_prefill(self, tokens: int, sequences: int) -> PrefillBatch:
+    def prefers_whole_prompt(self, tokens: int) -> bool:
+        """Whether a step of one whole prompt in this bucket has a program of its own."""
+        full = self.config.full
+        if not isinstance(full, AttentionConfig):
+            return False
+        dtype = self.params.embedding.dtype
+        return prefers_whole_prompt(tokens, full.heads, full.head_dim, full.head_dim, dtype)
+
+    def empty_prefill(
+        self, tokens: int, sequences: int, *, whole_prompt: bool = False
+    ) -> PrefillBatch:
         """A batch of padding only, in numpy: the canvas that a real one is drawn on."""
         segments = self.buckets.segments(tokens, sequences)
         return PrefillBatch(
@@ -409,6 +422,7 @@ class ModelRunner:
                 _host(np.full(segments, NO_SLOT, np.int32)),
             ),
             input_slots=self._no_input_slots(tokens),
+            whole_prompt=whole_prompt,
         )
 
     def empty_replay(self, tokens: int) -> ReplayBatch:

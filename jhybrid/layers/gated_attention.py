@@ -125,6 +125,7 @@ def attend(
                 batch.cu_seqlens,
                 batch.page_table,
                 scale=scale,
+                whole_prompt=batch.whole_prompt,
             )
         case DecodeBatch():
             o = decode_paged_attention(

@@ -15,6 +15,8 @@ from tests.assertions import assert_close
 from .lowering import TRITON_CALL, lower_for_cuda
 
 EPS = 1e-6
+# tokens, key heads, value heads of each, their width, channels before the gates
+SHAPES = [(1, 2, 3, 16, 32), (2, 2, 1, 96, 0), (19, 2, 2, 32, 8), (16, 1, 1, 512, 0)]
 
 
 def inputs(tokens: int, key_heads: int, group: int, width: int, first: int) -> Any:
@@ -32,20 +34,12 @@ def expected(o: Any, weight: Any, gate: Any, first: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize("implementation", ["pallas", "xla"])
-@pytest.mark.parametrize(
-    ("tokens", "key_heads", "group", "width", "first"),
-    [(1, 2, 3, 16, 32), (2, 2, 1, 96, 0), (19, 2, 2, 32, 8), (16, 1, 1, 512, 0)],
-)
-def test_against_float64(implementation: Any, **shape: int) -> None:
-    o, weight, gate = inputs(**shape)
-    run = jax.jit(
-        lambda o, gate: gated_rms_norm(
-            o, weight, gate, shape["first"], EPS, jax.nn.sigmoid, jnp.float32,
-            implementation=implementation, interpret=True,
-        )
-    )  # fmt: skip
-    found = run(o, gate)
-    assert_close("out", found, expected(o, weight, gate, shape["first"]), 1e-6)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_against_float64(implementation: Any, shape: tuple[int, ...]) -> None:
+    o, weight, gate = inputs(*shape)
+    how: Any = {"implementation": implementation, "interpret": True}
+    found = gated_rms_norm(o, weight, gate, shape[4], EPS, jax.nn.sigmoid, jnp.float32, **how)
+    assert_close("out", found, expected(o, weight, gate, shape[4]), 1e-6)
 
 
 def test_rounds_to_the_dtype_asked_for() -> None:
