@@ -20,6 +20,7 @@ from .paged_attention import (
 )
 from .ragged import CONTINUE, NO_SLOT, Segments
 from .ragged_pack import PackedStates, copy_rows, pack_states, row_positions, unpack_states
+from .rotary import rotate, rotate_and_write
 from .skinny_matmul import Product, skinny_matmul, skinny_matmuls
 from .suffix_replay import suffix_replay
 
@@ -49,6 +50,8 @@ __all__ = [
     "unpack",
     "skinny_matmul",
     "skinny_matmuls",
+    "rotate",
+    "rotate_and_write",
     "row_positions",
     "unpack_states",
     "write_pages",
