@@ -58,8 +58,14 @@ from .sampler import (
 
 Shape = tuple[int, ...]
 
-# On the CPU the code is as fast as with full optimisation and is there a third sooner.
-CPU_OPTIONS: dict[str, bool | int | float | str] = {"xla_backend_optimization_level": 1}
+Options = dict[str, bool | int | float | str]
+
+# The code is as fast as with full optimisation and is there a third sooner.
+CPU_OPTIONS: Options = {"xla_backend_optimization_level": 1}
+# Tuning compiles dozens of Triton kernels for every shape of a product, most of the time of a start,
+# and then chooses cuBLAS.
+GPU_OPTIONS: Options = {"xla_gpu_enable_triton_gemm": False}
+COMPILER_OPTIONS = {"cpu": CPU_OPTIONS, "gpu": GPU_OPTIONS}
 
 LOGPROB_BLOCK = 64  # prompt positions whose logits are in memory at once
 REPLAYED_ROWS = 32768  # tokens times groups that replay at once, to bound the memory they take
@@ -218,7 +224,7 @@ class ModelRunner:
         return executable
 
     def _compile(self, name: str, args: tuple[Any, ...]) -> Any:
-        options = CPU_OPTIONS if self.mesh.devices.flat[0].platform == "cpu" else {}
+        options = COMPILER_OPTIONS.get(self.mesh.devices.flat[0].platform, {})
         return self._functions[name].lower(*args).compile(compiler_options=options)
 
     def prefill(self, batch: PrefillBatch) -> tuple[Array, Array]:
