@@ -62,8 +62,8 @@ Options = dict[str, bool | int | float | str]
 
 # The code is as fast as with full optimisation and is there a third sooner.
 CPU_OPTIONS: Options = {"xla_backend_optimization_level": 1}
-# Tuning compiles dozens of Triton kernels for every shape of a product, most of the time of a start,
-# and then chooses cuBLAS.
+# Tuning compiles dozens of Triton kernels for every shape of a product, most of a start's time, and
+# then chooses cuBLAS.
 GPU_OPTIONS: Options = {"xla_gpu_enable_triton_gemm": False}
 COMPILER_OPTIONS = {"cpu": CPU_OPTIONS, "gpu": GPU_OPTIONS}
 
