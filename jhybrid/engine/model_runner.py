@@ -408,8 +408,8 @@ class ModelRunner:
         full = self.config.full
         if not isinstance(full, AttentionConfig):
             return False
-        dtype = self.params.embedding.dtype
-        return prefers_whole_prompt(tokens, full.heads, full.head_dim, full.head_dim, dtype)
+        room, dtype = self.buckets.pages * self.page_size, self.params.embedding.dtype
+        return prefers_whole_prompt(tokens, room, full.head_dim, full.head_dim, dtype)
 
     def empty_prefill(
         self, tokens: int, sequences: int, *, whole_prompt: bool = False

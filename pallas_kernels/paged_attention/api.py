@@ -56,9 +56,9 @@ def ragged_paged_attention(
     """
     width = value_dim if value_dim is not None else keys.shape[-1]
     if _choose(implementation, q, width):
-        served = whole_prompt and values is not None and library.covers(q.shape, q.dtype, width)
-        if served and implementation is None:
-            assert values is not None
+        room = page_table.shape[1] * keys.shape[2]
+        fits = library.covers(q.shape[0], room, q.shape[2], width, q.dtype)
+        if whole_prompt and fits and implementation is None and values is not None:
             return library.attend(q, keys, values, layer, cu_seqlens, page_table, scale=scale)
         at = (positions, cu_seqlens, page_table)
         options = {"scale": scale, "value_dim": width, "interpret": interpret}
@@ -78,11 +78,11 @@ def ragged_paged_attention(
 
 
 def prefers_whole_prompt(
-    tokens: int, heads: int, key_dim: int, value_dim: int, dtype: DTypeLike
+    tokens: int, room: int, key_dim: int, value_dim: int, dtype: DTypeLike
 ) -> bool:
-    """Whether a step of one whole prompt has a faster form than any other step of its size."""
-    shape = (tokens, heads, key_dim)
-    return use_pallas(None) and library.covers(shape, jnp.dtype(dtype), value_dim)
+    """Whether a step of one whole prompt has a faster form than any other step of its size; a
+    sequence has pages for `room` tokens."""
+    return use_pallas(None) and library.covers(tokens, room, key_dim, value_dim, jnp.dtype(dtype))
 
 
 def decode_paged_attention(

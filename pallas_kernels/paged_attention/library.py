@@ -18,11 +18,11 @@ from jaxtyping import Float, Int32
 LEAST_TOKENS = 4096  # below, a program of its own is not repaid
 
 
-def covers(queries: tuple[int, ...], dtype: Any, value_dim: int) -> bool:
-    """Whether cuDNN takes queries [T, Hq, D] on a Hopper GPU, and they are worth it."""
-    tokens, _, dim = queries
-    fits = value_dim == dim and dim % 8 == 0 and dim <= 256
-    return fits and dtype == jnp.bfloat16 and tokens >= LEAST_TOKENS
+def covers(tokens: int, room: int, key_dim: int, value_dim: int, dtype: Any) -> bool:
+    """Whether cuDNN takes so many queries on a Hopper GPU, and they are worth it. More tokens than
+    a sequence has room for in its pages are never one prompt."""
+    fits = value_dim == key_dim and key_dim % 8 == 0 and key_dim <= 256
+    return fits and dtype == jnp.bfloat16 and LEAST_TOKENS <= tokens <= room
 
 
 def attend(
