@@ -63,8 +63,8 @@ Options = dict[str, bool | int | float | str]
 # The code is as fast as with full optimisation and is there a third sooner.
 CPU_OPTIONS: Options = {"xla_backend_optimization_level": 1}
 # Tuning compiles dozens of Triton kernels for every shape of a product, most of a start's time, and
-# then chooses cuBLAS.
-GPU_OPTIONS: Options = {"xla_gpu_enable_triton_gemm": False}
+# then chooses cuBLAS. Merged products would copy their weights into one matrix in every step.
+GPU_OPTIONS: Options = {"xla_gpu_enable_triton_gemm": False, "xla_gpu_dot_merger_threshold_mb": 0}
 COMPILER_OPTIONS = {"cpu": CPU_OPTIONS, "gpu": GPU_OPTIONS}
 
 LOGPROB_BLOCK = 64  # prompt positions whose logits are in memory at once

@@ -31,7 +31,7 @@ def rotate_and_write(
 ) -> tuple[Float[Array, "T H D"], Float[Array, "P L page Hkv D"], Float[Array, "P L page Hkv V"]]:
     """RMS-normalise (with `norms`) and rotate queries and keys; the keys and values go to their
     slots (page * page_size + offset; negative ones are dropped). Queries are q[:, :, 0]: gates may
-    stand beside them. The kernel takes up to 512 tokens; by name, another case is an error.
+    stand beside them. The kernel rotates powers of two; by name, another case is an error.
     """
     where: tuple[Any, ...] = (positions, rotary_dim, theta, keys, values, layer, kv_slots)
     if use_pallas(implementation):
@@ -39,7 +39,7 @@ def rotate_and_write(
             return kernel.rotate_and_write(q, k, v, norms, eps, *where, interpret=interpret)
         if implementation == "pallas":
             raise NotImplementedError(
-                f"q {q.shape}, values {values.shape}, {rotary_dim} rotated: the kernel takes up to "
-                f"{kernel.MOST_TOKENS} tokens of dims to 512, and rotates powers of two"
+                f"q {q.shape}, values {values.shape}, {rotary_dim} rotated: the kernel takes dims "
+                "up to 512, and rotates powers of two"
             )
     return reference.rotate_and_write(q, k, v, norms, eps, *where)

@@ -1,4 +1,7 @@
-"""One launch for a step of few tokens: a program takes a query head, or a kv head and its slot."""
+"""One launch a layer: a program takes a query head of a token, or a kv head and its slot.
+
+XLA makes six of it, and passes queries through memory in float32 between them.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +16,11 @@ from jax.experimental import pallas as pl
 from ..triton import power_of_two_blocks, triton_call
 from .reference import Norms, angles
 
-MOST_TOKENS = 512  # beyond, XLA's passes over all of a layer's heads are as fast
-
 
 def supported(q: Array, values: Array, rotary_dim: int) -> bool:
     half = rotary_dim // 2
     fits = half & (half - 1) == 0 and max(q.shape[-1], values.shape[-1]) <= 512
-    return fits and 0 < q.shape[0] <= MOST_TOKENS
+    return fits and q.shape[0] > 0
 
 
 def _kernel(
@@ -28,8 +29,9 @@ def _kernel(
     new_values_ref: Any, *, half: int, eps: float,
 ) -> None:  # fmt: skip
     del keys_ref, values_ref  # only written to
-    program, token = pl.program_id(0), pl.program_id(1)
     q_heads, size = o_ref.shape[1], new_keys_ref.shape[2]
+    heads = q_heads + k_ref.shape[1]
+    token, program = pl.program_id(0) // heads, pl.program_id(0) % heads
     slot, layer = slot_ref[token], layer_ref[0]
     dim, width = q_ref.shape[3], v_ref.shape[2]
     rest = [(2 * half + at, size) for at, size in power_of_two_blocks(dim - 2 * half, 256)]
@@ -85,7 +87,7 @@ def rotate_and_write(
     call = triton_call(
         functools.partial(_kernel, half=rotary_dim // 2, eps=eps),
         "rotate_and_write",
-        (heads + k.shape[1], tokens),
+        (tokens * (heads + k.shape[1]),),
         tuple(
             jax.ShapeDtypeStruct(shape, dtype)
             for shape, dtype in (
