@@ -25,6 +25,7 @@ from .device_time import REPEAT, Loop, copy_rate, matrix_rate
 from .kernel_cases import Data, KernelCase, delta_rule_cases, relative_rms, tiny_cases
 from .kernel_variants import variants
 from .op_cases import OpCase, op_cases, tiny_op_cases
+from .product_cases import product_cases, tiny_product_cases
 from .results import Result, ResultsFile
 from .variant import Variant
 
@@ -35,6 +36,7 @@ SETS: dict[str, tuple[Callable[[], Sequence[Case]], Callable[[], Sequence[Case]]
     "delta-rule": (delta_rule_cases, tiny_cases),
     "attention": (attention_cases, tiny_attention_cases),
     "ops": (op_cases, tiny_op_cases),
+    "products": (product_cases, tiny_product_cases),
 }
 TOGETHER = 8  # cases whose inputs are on the device at once
 BOUND = 5e-3  # relative RMS, bf16 inputs against float32 arithmetic

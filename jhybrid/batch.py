@@ -19,6 +19,7 @@ class PrefillBatch:
     `kv_slots` is page * page_size + offset of each token's key and value, -1 where they are not
     written (padding, or already there). `segments` cuts the same tokens for the recurrent layers.
     `input_slots` says likewise where each token's group inputs go; None in caches without them.
+    `whole_prompt` promises one sequence, from its first token on: attention has a faster form.
     """
 
     token_ids: Int32[Array, " T"]
@@ -28,6 +29,7 @@ class PrefillBatch:
     page_table: Int32[Array, "N P"]
     segments: Segments
     input_slots: Int32[Array, " T"] | None = None
+    whole_prompt: bool = struct.field(pytree_node=False, default=False)
 
 
 @struct.dataclass

@@ -11,11 +11,18 @@ from .gated_delta_rule import (
     recurrent_gated_delta_rule,
     unpack,
 )
+from .gated_norm import gated_rms_norm
 from .grouped_matmul import grouped_matmul
-from .paged_attention import decode_paged_attention, ragged_paged_attention, write_pages
+from .paged_attention import (
+    decode_paged_attention,
+    prefers_whole_prompt,
+    ragged_paged_attention,
+    write_pages,
+)
 from .ragged import CONTINUE, NO_SLOT, Segments
 from .ragged_pack import PackedStates, pack_states, row_positions, unpack_states
-from .skinny_matmul import skinny_matmul
+from .rotary import rotate, rotate_and_write
+from .skinny_matmul import Product, skinny_matmul, skinny_matmuls
 from .suffix_replay import suffix_replay
 
 __all__ = [
@@ -24,6 +31,7 @@ __all__ = [
     "Activation",
     "Gates",
     "PackedStates",
+    "Product",
     "Segments",
     "chunk_gated_delta_rule",
     "decode_causal_conv1d",
@@ -31,8 +39,10 @@ __all__ = [
     "decode_paged_attention",
     "dense_causal_conv1d",
     "dense_gated_delta_rule",
+    "gated_rms_norm",
     "grouped_matmul",
     "pack_states",
+    "prefers_whole_prompt",
     "ragged_causal_conv1d",
     "ragged_gated_delta_rule",
     "ragged_paged_attention",
@@ -40,6 +50,9 @@ __all__ = [
     "suffix_replay",
     "unpack",
     "skinny_matmul",
+    "skinny_matmuls",
+    "rotate",
+    "rotate_and_write",
     "row_positions",
     "unpack_states",
     "write_pages",

@@ -135,14 +135,25 @@ def triton_call(
 ) -> Callable[..., tuple[Array, ...]]:
     """A kernel over whole arrays in device memory; the first grid axis runs fastest.
 
+    Inputs may be trees: the kernel gets trees of references, None where an array is None, then one
+    reference for each output. `aliases` counts the arrays among the inputs.
     Compiler parameters are always given: they are what selects Triton on every version of JAX.
     """
-    return pl.pallas_call(
-        kernel,
-        grid=grid,
-        out_shape=out_shape,
-        input_output_aliases=aliases or {},
-        interpret=interpret,
-        name=name,
-        compiler_params=plt.CompilerParams(num_warps=warps, num_stages=stages),
-    )
+
+    def launch(*inputs: Any) -> tuple[Array, ...]:
+        leaves, tree = jax.tree.flatten(inputs)
+
+        def body(*refs: Any) -> None:
+            kernel(*jax.tree.unflatten(tree, refs[: len(leaves)]), *refs[len(leaves) :])
+
+        return pl.pallas_call(
+            body,
+            grid=grid,
+            out_shape=out_shape,
+            input_output_aliases=aliases or {},
+            interpret=interpret,
+            name=name,
+            compiler_params=plt.CompilerParams(num_warps=warps, num_stages=stages),
+        )(*leaves)
+
+    return launch

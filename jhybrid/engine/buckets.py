@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 MOVES = 8  # states that one call packs or restores
+LONG_STEP = 8192  # tokens of a prefill; beyond, padding costs more than another program
 MAX_REPLAYS = 4  # sequences of which one call replays group inputs
 SHORT = 32  # rows whose products run as fast as those of a decode step (see skinny_matmul)
 REPLAY_CALL = 64  # tokens whose replay takes as long as one more call does beside its tokens
@@ -42,8 +43,11 @@ def make_buckets(
     max_prefill_tokens: int, max_running: int, checkpoint_interval: int, pages: int
 ) -> Buckets:
     """Few enough that compiling them all is quick, close enough that padding stays cheap."""
-    tokens = _powers(min(64, max_prefill_tokens), max_prefill_tokens, 6)
-    if max_prefill_tokens > 64:
+    most = max_prefill_tokens
+    tokens = _powers(min(64, most), min(LONG_STEP, most), 6)
+    while tokens[-1] < most:
+        tokens += (min(2 * tokens[-1], most),)
+    if most > 64:
         tokens = (SHORT, *tokens)
     # From two up: for a single row XLA copies whole pools to update one slot (see
     # pallas_kernels.ragged), and the embedding to float32 to multiply by it.

@@ -19,11 +19,11 @@ import numpy as np
 from jax import Array
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from pallas_kernels import NO_SLOT, Segments
+from pallas_kernels import NO_SLOT, Segments, prefers_whole_prompt
 
 from ..batch import Caches, DecodeBatch, PrefillBatch, ReplayBatch
 from ..cache.host_store import CHUNK_ROWS, padded_rows
-from ..config import ModelConfig
+from ..config import AttentionConfig, ModelConfig
 from ..models.groups import groups
 from ..models.hybrid import (
     REPLICATED,
@@ -58,8 +58,14 @@ from .sampler import (
 
 Shape = tuple[int, ...]
 
-# On the CPU the code is as fast as with full optimisation and is there a third sooner.
-CPU_OPTIONS: dict[str, bool | int | float | str] = {"xla_backend_optimization_level": 1}
+Options = dict[str, bool | int | float | str]
+
+# The code is as fast as with full optimisation and is there a third sooner.
+CPU_OPTIONS: Options = {"xla_backend_optimization_level": 1}
+# Tuning compiles dozens of Triton kernels for every shape of a product, most of a start's time, and
+# then chooses cuBLAS. Merged products would copy their weights into one matrix in every step.
+GPU_OPTIONS: Options = {"xla_gpu_enable_triton_gemm": False, "xla_gpu_dot_merger_threshold_mb": 0}
+COMPILER_OPTIONS = {"cpu": CPU_OPTIONS, "gpu": GPU_OPTIONS}
 
 LOGPROB_BLOCK = 64  # prompt positions whose logits are in memory at once
 
@@ -213,12 +219,12 @@ class ModelRunner:
         return executable
 
     def _compile(self, name: str, args: tuple[Any, ...]) -> Any:
-        options = CPU_OPTIONS if self.mesh.devices.flat[0].platform == "cpu" else {}
+        options = COMPILER_OPTIONS.get(self.mesh.devices.flat[0].platform, {})
         return self._functions[name].lower(*args).compile(compiler_options=options)
 
     def prefill(self, batch: PrefillBatch) -> tuple[Array, Array]:
         """Run packed prompts; returns the hidden rows of each sequence's last token and of all."""
-        size = (batch.token_ids.shape[0], batch.page_table.shape[0])
+        size = (batch.token_ids.shape[0], batch.page_table.shape[0], int(batch.whole_prompt))
         last, hidden, self.caches = self._call("prefill", size, self.params, self.caches, batch)
         return last, hidden
 
@@ -345,8 +351,11 @@ class ModelRunner:
         b, params, caches, rows = self.buckets, self.params, self.caches, self.rows
         for tokens in reversed(b.prefill_tokens):
             for sequences in b.prefill_sequences:
-                batch = self.empty_prefill(tokens, sequences)
-                yield "prefill", (tokens, sequences), (params, caches, batch)
+                alone = sequences == b.prefill_sequences[0] and self.prefers_whole_prompt(tokens)
+                for whole in (True, False)[not alone :]:
+                    batch = self.empty_prefill(tokens, sequences, whole_prompt=whole)
+                    size = (tokens, sequences, int(whole))
+                    yield "prefill", size, (params, caches, batch)
         if caches.group_inputs is not None:
             for tokens in b.replay_tokens:
                 yield "replay", (tokens,), (params, caches, self.empty_replay(tokens))
@@ -391,7 +400,17 @@ class ModelRunner:
         width, dtype = self.config.hidden_size, self.params.embedding.dtype
         return jax.ShapeDtypeStruct((size, width), dtype, sharding=self._replicated)
 
-    def empty_prefill(self, tokens: int, sequences: int) -> PrefillBatch:
+    def prefers_whole_prompt(self, tokens: int) -> bool:
+        """Whether a step of one whole prompt in this bucket has a program of its own."""
+        full = self.config.full
+        if not isinstance(full, AttentionConfig):
+            return False
+        room, dtype = self.buckets.pages * self.page_size, self.params.embedding.dtype
+        return prefers_whole_prompt(tokens, room, full.head_dim, full.head_dim, dtype)
+
+    def empty_prefill(
+        self, tokens: int, sequences: int, *, whole_prompt: bool = False
+    ) -> PrefillBatch:
         """A batch of padding only, in numpy: the canvas that a real one is drawn on."""
         segments = self.buckets.segments(tokens, sequences)
         return PrefillBatch(
@@ -406,6 +425,7 @@ class ModelRunner:
                 _host(np.full(segments, NO_SLOT, np.int32)),
             ),
             input_slots=self._no_input_slots(tokens),
+            whole_prompt=whole_prompt,
         )
 
     def empty_replay(self, tokens: int) -> ReplayBatch:

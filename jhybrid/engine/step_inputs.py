@@ -30,7 +30,9 @@ def prefill_inputs(
     buckets = runner.buckets
     tokens = bucket(buckets.prefill_tokens, sum(p.end - p.start for p in pieces))
     sequences = bucket(buckets.prefill_sequences, len(pieces))
-    batch: Any = runner.empty_prefill(tokens, sequences)
+    alone = len(pieces) == 1 and pieces[0].start == 0
+    whole = alone and runner.prefers_whole_prompt(tokens)
+    batch: Any = runner.empty_prefill(tokens, sequences, whole_prompt=whole)
     rows = np.full(sequences, -1, np.int32)
     at, segment = 0, 0
     cu, load, store = batch.segments

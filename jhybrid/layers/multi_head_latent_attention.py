@@ -72,8 +72,10 @@ def latent_attention(
     layer: int,
     batch: Batch,
     config: LatentAttentionConfig,
+    residual: Float[Array, "*B D"] | None = None,
 ) -> tuple[Float[Array, "*B D"], Caches | None]:
-    """One mixer; `layer` counts the full layers. Caches are None for a DenseBatch."""
+    """One mixer's result plus the residual; `layer` counts the full layers. Caches are None for a
+    DenseBatch."""
     inner = x
     if params.q_down is not None:
         inner = rms_norm(project(x, params.q_down), params.q_norm, config.norm_eps)
@@ -92,7 +94,7 @@ def latent_attention(
     if params.gate is not None:
         gate = project(x, params.gate, dtype=working_dtype(x))
         o = o.astype(gate.dtype) * jax.nn.sigmoid(gate)
-    return reduce_project(o.astype(x.dtype), params.out), caches
+    return reduce_project(o.astype(x.dtype), params.out, residual), caches
 
 
 def _attend_pages(

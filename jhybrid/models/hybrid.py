@@ -227,9 +227,8 @@ def decoder_layer(
     config: ModelConfig,
 ) -> tuple[Float[Array, "*B D"], Caches | None]:
     """One layer; `index` counts the layers that share its kind of cache."""
-    h, caches = _mixer(layer, x, caches, index, batch, config)
-    x = x + h
-    return x + feed_forward(layer, x, config), caches
+    x, caches = _mixer(layer, x, x, caches, index, batch, config)
+    return feed_forward(layer, x, x, config), caches
 
 
 def mixed_layer(
@@ -245,51 +244,70 @@ def mixed_layer(
     """One layer of a model with attention residuals; the `first` of a block stores the stream."""
     assert layer.mixer_mix is not None and layer.ffn_mix is not None
     mixed = mix_residuals(layer.mixer_mix, stored, x, config.norm_eps)
-    h, caches = _mixer(layer, mixed, caches, index, batch, config)
-    stored, x = ((*stored, x), h) if first else (stored, x + h)
+    stored, residual = ((*stored, x), None) if first else (stored, x)
+    x, caches = _mixer(layer, mixed, residual, caches, index, batch, config)
     mixed = mix_residuals(layer.ffn_mix, stored, x, config.norm_eps)
-    return x + feed_forward(layer, mixed, config), stored, caches
+    return feed_forward(layer, mixed, x, config), stored, caches
 
 
 def _mixer(
     layer: LayerParams,
     x: Float[Array, "*B D"],
+    residual: Float[Array, "*B D"] | None,
     caches: Caches | None,
     index: int,
     batch: Batch,
     config: ModelConfig,
 ) -> tuple[Float[Array, "*B D"], Caches | None]:
-    """What the layer's mixer adds to the residual stream."""
-    h = x if layer.norm == "post" else Normed(x, layer.mixer_norm, config.norm_eps)
+    """The residual plus what the layer's mixer adds to it."""
+    post = layer.norm == "post"
+    h = x if post else Normed(x, layer.mixer_norm, config.norm_eps)
+    inner = None if post else residual  # added by the mixer, unless a norm comes between
     match layer.mixer:
         case GatedDeltaNetParams() as mixer:
-            h, caches = gated_delta_net(mixer, h, caches, index, batch, config.linear)
+            h, caches = gated_delta_net(mixer, h, caches, index, batch, config.linear, inner)
         case KimiDeltaAttentionParams() as mixer:
-            h, caches = kimi_delta_attention(mixer, h, caches, index, batch, config.linear)
+            h, caches = kimi_delta_attention(mixer, h, caches, index, batch, config.linear, inner)
         case GatedAttentionParams() as mixer:
             assert isinstance(config.full, AttentionConfig)
             h, caches = gated_attention(
-                mixer, h, caches, index, batch, config.full, config.norm_eps
+                mixer, h, caches, index, batch, config.full, config.norm_eps, inner
             )
         case LatentAttentionParams() as mixer:
             assert isinstance(config.full, LatentAttentionConfig)
-            h, caches = latent_attention(mixer, h, caches, index, batch, config.full)
-    return rms_norm(h, layer.mixer_norm, config.norm_eps) if layer.norm == "post" else h, caches
+            h, caches = latent_attention(mixer, h, caches, index, batch, config.full, inner)
+    return _after(h, layer.mixer_norm, residual, config) if post else h, caches
+
+
+def _after(
+    h: Float[Array, "*B D"],
+    norm: Float[Array, " D"],
+    residual: Float[Array, "*B D"] | None,
+    config: ModelConfig,
+) -> Float[Array, "*B D"]:
+    """A block's result normalised behind it, plus the residual."""
+    h = rms_norm(h, norm, config.norm_eps)
+    return h if residual is None else residual + h
 
 
 def feed_forward(
-    layer: LayerParams, x: Float[Array, "*B D"], config: ModelConfig
+    layer: LayerParams,
+    x: Float[Array, "*B D"],
+    residual: Float[Array, "*B D"],
+    config: ModelConfig,
 ) -> Float[Array, "*B D"]:
-    """What the layer's feed-forward block adds to the residual stream."""
-    h = x if layer.norm == "post" else Normed(x, layer.ffn_norm, config.norm_eps)
+    """The residual plus what the layer's feed-forward block adds to it."""
+    post = layer.norm == "post"
+    h = x if post else Normed(x, layer.ffn_norm, config.norm_eps)
     match layer.ffn:
         case MLPParams() as ffn:
-            h = mlp(ffn, h, config.activation)
+            h = mlp(ffn, h, config.activation, None if post else residual)
         case MoEParams() as ffn:
             assert config.moe is not None
             h = h.value if isinstance(h, Normed) else h
             h = moe(ffn, h, config.moe, config.activation)
-    return rms_norm(h, layer.ffn_norm, config.norm_eps) if layer.norm == "post" else h
+            h = h if post else residual + h
+    return _after(h, layer.ffn_norm, residual, config) if post else h
 
 
 def logits(
