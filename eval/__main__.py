@@ -8,9 +8,8 @@ from typing import Any, Protocol
 from . import checkpoint_moves, kernels, model, retention_load, step_profile, ttft
 from .suites import (
     choice,
-    curves,
+    controlled,
     horizons,
-    intervention,
     locomo,
     longbench,
     mathematics,
@@ -39,9 +38,7 @@ SUITES: dict[str, Suite] = {
     "locomo": locomo,
     "choice": choice,
     "math": mathematics,
-    "intervention": intervention,
-    "retention-curve": curves.RETENTION,
-    "replay-curve": curves.REPLAY,
+    **controlled.SUITES,
     "horizons": horizons,
     "trace": trace,
 }

@@ -1,0 +1,200 @@
+"""The device side: caches of one block, and the six functions that change or read them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+from jax.sharding import NamedSharding
+from jaxtyping import Bool, Float, Int32
+
+from jhybrid.batch import Caches, DecodeBatch, PrefillBatch, ReplayBatch
+from jhybrid.engine.build import LoadedModel
+from jhybrid.engine.model_runner import CPU_OPTIONS
+from jhybrid.models.groups import groups
+from jhybrid.models.hybrid import (
+    REPLICATED,
+    ModelParams,
+    cache_partition,
+    cache_specs,
+    forward,
+    logits,
+    model_partition,
+    sharded,
+)
+from jhybrid.models.replay import replay
+from jhybrid.params import map_specs, shardings
+from pallas_kernels import NO_SLOT
+from pallas_kernels.ragged_pack.reference import quantise
+
+from ..interventions import zero_full_kv
+from .layout import Layout
+
+LOGITS = 2**25  # entries of a block of logits in memory at once
+CHECK = 8  # decode steps between two looks at whether all answers have ended
+
+
+class Device:
+    """Owns the caches; every call replaces them by what it returns.
+
+    `ends` [V] marks the tokens that end an answer; `model.valid_vocab` bounds V.
+    """
+
+    def __init__(self, model: LoadedModel, layout: Layout, ends: Bool[np.ndarray, " V"]) -> None:
+        self.model, self.layout, self.ends = model, layout, ends
+        config, mesh = model.config, model.mesh
+        specs = cache_specs(config, layout.pages, layout.page_size, layout.slots, layout.pages)
+        places = shardings(specs, mesh)
+        self.caches: Caches = map_specs(
+            lambda s: jnp.zeros(s.shape, s.dtype_in(model.dtype)), specs
+        )
+        self.caches = jax.device_put(self.caches, places)
+        params, whole = model_partition(config), REPLICATED
+        caches = cache_partition(config, group_inputs=True)
+        valid, options = len(ends), CPU_OPTIONS if mesh.devices.flat[0].platform == "cpu" else {}
+
+        def jitted(fn: Callable[..., Any], ins: Any, outs: Any, donated: int | None) -> Any:
+            placed = jax.tree.map(
+                lambda spec: NamedSharding(mesh, spec), ins, is_leaf=lambda x: x is whole
+            )
+            return jax.jit(
+                sharded(fn, mesh, ins, outs),
+                in_shardings=placed,
+                donate_argnums=() if donated is None else donated,
+                compiler_options=options,
+            )
+
+        def prefill(p: ModelParams, c: Caches, batch: PrefillBatch) -> tuple[Array, Caches | None]:
+            return forward(p, c, batch, config)
+
+        def roll(p: ModelParams, c: Caches, batch: ReplayBatch) -> Caches:
+            return replay(p, c, batch, config, groups(config))
+
+        def compare(p: ModelParams, hidden: Array, other: Array, targets: Array) -> Any:
+            return comparison(lambda h: logits(p, h, config)[:, :valid], hidden, other, targets)
+
+        def decode(
+            p: ModelParams, c: Caches, token: Array, left: Array, batch: DecodeBatch
+        ) -> tuple[Array, Array, DecodeBatch, Caches]:
+            going = left > 0
+            off = lambda x, nothing: jnp.where(going, x, nothing)  # noqa: E731
+            step = replace(
+                batch,
+                token_ids=token,
+                positions=off(batch.positions, -1),
+                kv_slots=off(slots_of(batch, layout.page_size), -1),
+                input_slots=jnp.full_like(token, -1),
+                state_slots=off(batch.state_slots, NO_SLOT),
+            )
+            hidden, new = forward(p, c, step, config)
+            assert new is not None
+            best = jnp.argmax(logits(p, hidden, config)[:, :valid], axis=-1).astype(jnp.int32)
+            left = jnp.where(jnp.asarray(ends)[best], 0, jnp.maximum(left - 1, 0))
+            return best, left, replace(batch, positions=batch.positions + 1), new
+
+        self._prefill = jitted(prefill, (params, caches, whole), (whole, caches), 1)
+        self._roll = jitted(roll, (params, caches, whole), caches, 1)
+        self._compare = jitted(compare, (params, whole, whole, whole), whole, None)
+        self._decode = jitted(
+            decode,
+            (params, caches, whole, whole, whole),
+            (whole, whole, whole, caches),
+            1,
+        )
+        self._restore = jax.jit(restore, donate_argnums=0, out_shardings=places)
+        self._zero_kv = jax.jit(zero_full_kv, donate_argnums=0, out_shardings=places)
+
+    def prefill(self, batch: PrefillBatch) -> Float[Array, "T D"]:
+        """Run the packed spans; the residual stream behind each token."""
+        hidden, self.caches = self._prefill(self.model.params, self.caches, batch)
+        return hidden
+
+    def replay(self, batch: ReplayBatch) -> None:
+        self.caches = self._roll(self.model.params, self.caches, batch)
+
+    def restore(
+        self, rows: Bool[np.ndarray, "Ll H K"], *, int8: bool, keep: bool, windows: bool
+    ) -> None:
+        """See `restore`."""
+        flags = (np.bool_(int8), np.bool_(keep), np.bool_(windows))
+        self.caches = self._restore(self.caches, rows, *flags)
+
+    def zero_kv(self) -> None:
+        self.caches = self._zero_kv(self.caches)
+
+    def compare(self, hidden: Array, other: Array, targets: np.ndarray) -> tuple[np.ndarray, ...]:
+        """See `comparison`."""
+        return tuple(map(np.asarray, self._compare(self.model.params, hidden, other, targets)))
+
+    def generate(
+        self, first: np.ndarray, limits: np.ndarray, batch: DecodeBatch
+    ) -> list[np.ndarray]:
+        """Greedy continuations of `first`, each row at most `limits` tokens with it: the tokens of
+        every step. What a row has behind its end is of no meaning."""
+        out: list[Any] = [first]
+        token, left = first, np.where(self.ends[first], 0, np.maximum(limits - 1, 0))
+        left = left.astype(np.int32)
+        while len(out) % CHECK or np.any(left):
+            if len(out) == limits.max():
+                break
+            args = (self.model.params, self.caches, token, left, batch)
+            token, left, batch, self.caches = self._decode(*args)
+            out.append(token)
+        return [np.asarray(tokens) for tokens in out]
+
+
+def slots_of(batch: DecodeBatch, page_size: int) -> Int32[Array, " N"]:
+    """Where the KV of each row's position is."""
+    page = jnp.take_along_axis(batch.page_table, batch.positions[:, None] // page_size, axis=1)
+    return page[:, 0] * page_size + batch.positions % page_size
+
+
+def restore(
+    caches: Caches, rows: Bool[Array, "Ll H K"], int8: Array, keep: Array, windows: Array
+) -> Caches:
+    """The arms' slots (the second half) from those of the prefixes (the first).
+
+    States get the checkpoint's `rows`, through INT8 if so asked, and `keep` what they have in the
+    others, or get zeros; conv windows the checkpoint's, or what `keep` says.
+    """
+    half = caches.recurrent.shape[0] // 2
+    kept, now = caches.recurrent[:half], caches.recurrent[half:]
+    values, scales = quantise(kept)
+    kept = jnp.where(int8, values.astype(kept.dtype) * scales[..., None], kept)
+    states = jnp.where(rows[..., None], kept, jnp.where(keep, now, 0))
+    conv = jnp.where(keep, caches.conv[half:], 0)
+    conv = jnp.where(windows, caches.conv[:half], conv)
+    return replace(
+        caches,
+        recurrent=caches.recurrent.at[half:].set(states),
+        conv=caches.conv.at[half:].set(conv),
+    )
+
+
+def comparison(
+    scores: Callable[[Array], Array],
+    hidden: Float[Array, "T D"],
+    other: Float[Array, "T D"],
+    targets: Int32[Array, " T"],
+) -> tuple[Array, Array, Array]:
+    """Of each token: log-probability of its target, KL(other || its own), and the best token.
+
+    `scores` makes logits of rows of hidden; it is called on a few at a time.
+    """
+    vocab = jax.eval_shape(scores, hidden).shape[1]
+    block = math.gcd(hidden.shape[0], 2 ** int(math.log2(max(1, LOGITS // vocab))))
+
+    def one(rows: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+        own, reference = (jax.nn.log_softmax(scores(x)) for x in rows[:2])
+        at = jnp.take_along_axis(own, rows[2][:, None], axis=1)[:, 0]
+        kl = jnp.sum(jnp.exp(reference) * (reference - own), axis=1)
+        return at, kl, jnp.argmax(own, axis=1).astype(jnp.int32)
+
+    parts = jax.tree.map(lambda x: x.reshape(-1, block, *x.shape[1:]), (hidden, other, targets))
+    return jax.tree.map(lambda x: x.reshape(-1), jax.lax.map(one, parts))
