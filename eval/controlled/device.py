@@ -1,20 +1,22 @@
-"""The device side: caches of one block, and the six functions that change or read them."""
+"""The device side: caches of one block, and the six programs that change or read them."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
-from jax.sharding import NamedSharding
+from jax.sharding import Mesh, NamedSharding
 from jaxtyping import Bool, Float, Int32
 
 from jhybrid.batch import Caches, DecodeBatch, PrefillBatch, ReplayBatch
+from jhybrid.config import ModelConfig
 from jhybrid.engine.build import LoadedModel
 from jhybrid.engine.model_runner import CPU_OPTIONS
 from jhybrid.models.groups import groups
@@ -34,103 +36,64 @@ from pallas_kernels import NO_SLOT
 from pallas_kernels.ragged_pack.reference import quantise
 
 from ..interventions import zero_full_kv
-from .layout import Layout
+from .layout import Block, Layout
 
 LOGITS = 2**25  # entries of a block of logits in memory at once
 CHECK = 8  # decode steps between two looks at whether all answers have ended
 
 
 class Device:
-    """Owns the caches; every call replaces them by what it returns.
+    """Owns the caches of a block; every call replaces them by what it returns.
 
-    `ends` [V] marks the tokens that end an answer; `model.valid_vocab` bounds V.
+    `ends` [V] marks the tokens that end an answer, V being the tokens that the tokenizer knows.
     """
 
     def __init__(self, model: LoadedModel, layout: Layout, ends: Bool[np.ndarray, " V"]) -> None:
-        self.model, self.layout, self.ends = model, layout, ends
-        config, mesh = model.config, model.mesh
-        specs = cache_specs(config, layout.pages, layout.page_size, layout.slots, layout.pages)
-        places = shardings(specs, mesh)
-        self.caches: Caches = map_specs(
-            lambda s: jnp.zeros(s.shape, s.dtype_in(model.dtype)), specs
+        self.layout, self.ends, self._params = layout, ends, model.params
+        specs = block_specs(model.config, layout)
+        self.caches: Caches = jax.device_put(
+            map_specs(lambda s: np.zeros(s.shape, s.dtype_in(model.dtype)), specs),
+            shardings(specs, model.mesh),
         )
-        self.caches = jax.device_put(self.caches, places)
-        params, whole = model_partition(config), REPLICATED
-        caches = cache_partition(config, group_inputs=True)
-        valid, options = len(ends), CPU_OPTIONS if mesh.devices.flat[0].platform == "cpu" else {}
-
-        def jitted(fn: Callable[..., Any], ins: Any, outs: Any, donated: int | None) -> Any:
-            placed = jax.tree.map(
-                lambda spec: NamedSharding(mesh, spec), ins, is_leaf=lambda x: x is whole
-            )
-            return jax.jit(
-                sharded(fn, mesh, ins, outs),
-                in_shardings=placed,
-                donate_argnums=() if donated is None else donated,
-                compiler_options=options,
-            )
-
-        def prefill(p: ModelParams, c: Caches, batch: PrefillBatch) -> tuple[Array, Caches | None]:
-            return forward(p, c, batch, config)
-
-        def roll(p: ModelParams, c: Caches, batch: ReplayBatch) -> Caches:
-            return replay(p, c, batch, config, groups(config))
-
-        def compare(p: ModelParams, hidden: Array, other: Array, targets: Array) -> Any:
-            return comparison(lambda h: logits(p, h, config)[:, :valid], hidden, other, targets)
-
-        def decode(
-            p: ModelParams, c: Caches, token: Array, left: Array, batch: DecodeBatch
-        ) -> tuple[Array, Array, DecodeBatch, Caches]:
-            going = left > 0
-            off = lambda x, nothing: jnp.where(going, x, nothing)  # noqa: E731
-            step = replace(
-                batch,
-                token_ids=token,
-                positions=off(batch.positions, -1),
-                kv_slots=off(slots_of(batch, layout.page_size), -1),
-                input_slots=jnp.full_like(token, -1),
-                state_slots=off(batch.state_slots, NO_SLOT),
-            )
-            hidden, new = forward(p, c, step, config)
-            assert new is not None
-            best = jnp.argmax(logits(p, hidden, config)[:, :valid], axis=-1).astype(jnp.int32)
-            left = jnp.where(jnp.asarray(ends)[best], 0, jnp.maximum(left - 1, 0))
-            return best, left, replace(batch, positions=batch.positions + 1), new
-
-        self._prefill = jitted(prefill, (params, caches, whole), (whole, caches), 1)
-        self._roll = jitted(roll, (params, caches, whole), caches, 1)
-        self._compare = jitted(compare, (params, whole, whole, whole), whole, None)
-        self._decode = jitted(
-            decode,
-            (params, caches, whole, whole, whole),
-            (whole, whole, whole, caches),
-            1,
+        made = programs(model.config, model.mesh, layout, ends)
+        width, dtype = model.config.hidden_size, model.params.embedding.dtype
+        hidden = jax.ShapeDtypeStruct(
+            (layout.tokens, width), dtype, sharding=NamedSharding(model.mesh, REPLICATED)
         )
-        self._restore = jax.jit(restore, donate_argnums=0, out_shardings=places)
-        self._zero_kv = jax.jit(zero_full_kv, donate_argnums=0, out_shardings=places)
+        on_cpu = model.mesh.devices.flat[0].platform == "cpu"
+        options: Any = CPU_OPTIONS if on_cpu else {}
+
+        def compile_one(item: tuple[Any, tuple[Any, ...]]) -> Any:
+            function, args = item
+            return function.lower(*args).compile(compiler_options=options)
+
+        with ThreadPoolExecutor() as pool:
+            calls = zip(made, arguments(model.params, self.caches, layout, hidden), strict=True)
+            self._run = Programs(*pool.map(compile_one, calls))
 
     def prefill(self, batch: PrefillBatch) -> Float[Array, "T D"]:
         """Run the packed spans; the residual stream behind each token."""
-        hidden, self.caches = self._prefill(self.model.params, self.caches, batch)
+        hidden, self.caches = self._run.prefill(self._params, self.caches, batch)
         return hidden
 
     def replay(self, batch: ReplayBatch) -> None:
-        self.caches = self._roll(self.model.params, self.caches, batch)
+        """Roll linear states forward over the group inputs of the packed spans."""
+        self.caches = self._run.replay(self._params, self.caches, batch)
 
     def restore(
         self, rows: Bool[np.ndarray, "Ll H K"], *, int8: bool, keep: bool, windows: bool
     ) -> None:
-        """See `restore`."""
+        """See the function `restore`."""
         flags = (np.bool_(int8), np.bool_(keep), np.bool_(windows))
-        self.caches = self._restore(self.caches, rows, *flags)
+        self.caches = self._run.restore(self.caches, rows, *flags)
 
     def zero_kv(self) -> None:
-        self.caches = self._zero_kv(self.caches)
+        """For good: the next block's prefill writes them anew."""
+        self.caches = self._run.zero_kv(self.caches)
 
     def compare(self, hidden: Array, other: Array, targets: np.ndarray) -> tuple[np.ndarray, ...]:
         """See `comparison`."""
-        return tuple(map(np.asarray, self._compare(self.model.params, hidden, other, targets)))
+        return tuple(map(np.asarray, self._run.compare(self._params, hidden, other, targets)))
 
     def generate(
         self, first: np.ndarray, limits: np.ndarray, batch: DecodeBatch
@@ -138,15 +101,99 @@ class Device:
         """Greedy continuations of `first`, each row at most `limits` tokens with it: the tokens of
         every step. What a row has behind its end is of no meaning."""
         out: list[Any] = [first]
-        token, left = first, np.where(self.ends[first], 0, np.maximum(limits - 1, 0))
-        left = left.astype(np.int32)
-        while len(out) % CHECK or np.any(left):
-            if len(out) == limits.max():
-                break
-            args = (self.model.params, self.caches, token, left, batch)
-            token, left, batch, self.caches = self._decode(*args)
+        token: Any = first
+        left: Any = np.where(self.ends[first], 0, np.maximum(limits - 1, 0)).astype(np.int32)
+        while len(out) < limits.max() and (len(out) % CHECK or np.any(left)):
+            args = (self._params, self.caches, token, left, batch)
+            token, left, batch, self.caches = self._run.decode(*args)
             out.append(token)
         return [np.asarray(tokens) for tokens in out]
+
+
+class Programs(NamedTuple):
+    """Functions of one block's shapes; those that take caches are given them for good."""
+
+    prefill: Any
+    replay: Any
+    compare: Any
+    decode: Any
+    restore: Any
+    zero_kv: Any
+
+
+def block_specs(config: ModelConfig, layout: Layout) -> Any:
+    """The caches of a block: every token keeps its KV and its group inputs."""
+    pages = layout.pages
+    return cache_specs(config, pages, layout.page_size, layout.slots, pages)
+
+
+def programs(
+    config: ModelConfig, mesh: Mesh, layout: Layout, ends: Bool[np.ndarray, " V"]
+) -> Programs:
+    """Jitted, not compiled."""
+    params, whole, valid = model_partition(config), REPLICATED, len(ends)
+    caches = cache_partition(config, group_inputs=True)
+    places = shardings(block_specs(config, layout), mesh)
+
+    def jitted(fn: Callable[..., Any], ins: Any, outs: Any, donated: int | None) -> Any:
+        placed = jax.tree.map(
+            lambda spec: NamedSharding(mesh, spec), ins, is_leaf=lambda x: x is whole
+        )
+        donate = () if donated is None else donated
+        return jax.jit(sharded(fn, mesh, ins, outs), in_shardings=placed, donate_argnums=donate)
+
+    def prefill(p: ModelParams, c: Caches, batch: PrefillBatch) -> tuple[Array, Caches | None]:
+        return forward(p, c, batch, config)
+
+    def roll(p: ModelParams, c: Caches, batch: ReplayBatch) -> Caches:
+        return replay(p, c, batch, config, groups(config))
+
+    def compare(p: ModelParams, hidden: Array, other: Array, targets: Array) -> Any:
+        return comparison(lambda h: logits(p, h, config)[:, :valid], hidden, other, targets)
+
+    def decode(
+        p: ModelParams, c: Caches, token: Array, left: Array, batch: DecodeBatch
+    ) -> tuple[Array, Array, DecodeBatch, Caches | None]:
+        going = left > 0
+        step = replace(
+            batch,
+            token_ids=token,
+            positions=jnp.where(going, batch.positions, -1),
+            kv_slots=jnp.where(going, slots_of(batch, layout.page_size), -1),
+            state_slots=jnp.where(going, batch.state_slots, NO_SLOT),
+            input_slots=jnp.full_like(token, -1),
+        )
+        hidden, new = forward(p, c, step, config)
+        best = jnp.argmax(logits(p, hidden, config)[:, :valid], axis=-1).astype(jnp.int32)
+        left = jnp.where(jnp.asarray(ends)[best], 0, jnp.maximum(left - 1, 0))
+        return best, left, replace(batch, positions=batch.positions + 1), new
+
+    return Programs(
+        jitted(prefill, (params, caches, whole), (whole, caches), 1),
+        jitted(roll, (params, caches, whole), caches, 1),
+        jitted(compare, (params, whole, whole, whole), whole, None),
+        jitted(decode, (params, caches, whole, whole, whole), (whole, whole, whole, caches), 1),
+        jax.jit(restore, donate_argnums=0, out_shardings=places),
+        jax.jit(zero_full_kv, donate_argnums=0, out_shardings=places),
+    )
+
+
+def arguments(
+    params: ModelParams, caches: Caches, layout: Layout, hidden: jax.ShapeDtypeStruct
+) -> Programs:
+    """Of every program: batches without a problem."""
+    nobody = Block((), layout)
+    row = np.zeros(layout.rows, np.int32)
+    targets = np.zeros(layout.tokens, np.int32)
+    masks = np.zeros(caches.recurrent.shape[1:-1], np.bool_), *[np.bool_(False)] * 3
+    return Programs(
+        (params, caches, nobody.prefill((), write=False)),
+        (params, caches, nobody.replay(())),
+        (params, hidden, hidden, targets),
+        (params, caches, row, row, nobody.decode()),
+        (caches, *masks),
+        (caches,),
+    )
 
 
 def slots_of(batch: DecodeBatch, page_size: int) -> Int32[Array, " N"]:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Int
 
-from jhybrid.batch import PrefillBatch, ReplayBatch
+from jhybrid.batch import DecodeBatch, PrefillBatch, ReplayBatch
 from pallas_kernels import CONTINUE, NO_SLOT, Segments
 
 from ..tasks.problem import Problem
@@ -129,6 +129,19 @@ class Block:
         slots = page_slots(self.layout.page_table(), rows, positions, self.layout.page_size)
         batch: Any = ReplayBatch
         return batch(tokens, slots, self._segments(spans))
+
+    def decode(self, *, masked: bool = False) -> Any:
+        """A DecodeBatch of all rows, each with its prompt behind it; see `prefill` for `masked`."""
+        count = self.layout.rows
+        ends = self.by_row([len(p.prompt) for p in self.problems])
+        batch: Any = DecodeBatch
+        return batch(
+            token_ids=np.zeros(count, np.int32),
+            positions=ends - self.boundaries if masked else ends,
+            kv_slots=np.full(count, -1, np.int32),
+            page_table=self.layout.page_table(masked=masked),
+            state_slots=count + np.arange(count, dtype=np.int32),
+        )
 
     def targets(self, spans: Sequence[Span]) -> Int[np.ndarray, " T"]:
         """The token behind each packed one; 0 where there is none."""

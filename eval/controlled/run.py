@@ -13,7 +13,6 @@ from jax import Array
 from jaxtyping import Bool
 from tqdm import tqdm
 
-from jhybrid.batch import DecodeBatch
 from jhybrid.config import require
 from jhybrid.engine.build import LoadedModel
 from jhybrid.engine.config import EngineConfig
@@ -199,17 +198,8 @@ class BlockRun:
         return list(self.block.calls(spans))
 
     def _generate(self, made: Recipe, first: np.ndarray) -> list[str]:
-        block, count = self.block, self.block.layout.rows
-        masked = made.kv == "masked"
-        ends = block.by_row([len(p.prompt) for p in block.problems])
-        batch: Any = DecodeBatch
-        batch = batch(
-            token_ids=np.zeros(count, np.int32),
-            positions=ends - block.boundaries if masked else ends,
-            kv_slots=np.full(count, -1, np.int32),
-            page_table=block.layout.page_table(masked=masked),
-            state_slots=count + np.arange(count, dtype=np.int32),
-        )
+        block = self.block
+        batch = block.decode(masked=made.kv == "masked")
         limits = block.by_row([p.max_tokens for p in block.problems])
         steps = np.stack(self.device.generate(first, limits, batch), axis=1)
         return [self._text(p, steps[row]) for row, p in enumerate(block.problems)]
@@ -246,6 +236,6 @@ def _outcomes(
                 "recovery": arm.recovery,
                 "asked": arm.recovery,
             }
-            kls = dict(zip(KL_POSITIONS, at, strict=False))
+            kls: dict[int, float] = dict(zip(KL_POSITIONS, at, strict=False))
             found[f"{p.case}/{p.id}"] = Outcome(value, [record], nll, kl, kls)
     return found
