@@ -59,7 +59,7 @@ def ragged_paged_attention(
             options = {"scale": scale, "value_dim": width, "interpret": interpret}
             return prefill(q, keys, values, layer, *at, **options)
 
-        if implementation == "pallas" or values is None or not library.covers(q, values):
+        if implementation == "pallas" or values is None or not library.covers(q, values, page_table):
             return by_kernel()
 
         def by_library() -> Array:

@@ -18,9 +18,13 @@ from jaxtyping import Bool, Float, Int32
 LEAST_TOKENS = 4096  # below, the gather and the wait for the choice are not repaid
 
 
-def covers(q: Array, values: Array) -> bool:
-    """Whether cuDNN takes these shapes on a Hopper GPU, and they are worth it."""
-    if q.dtype != jnp.bfloat16 or q.shape[0] < LEAST_TOKENS:
+def covers(q: Array, values: Array, page_table: Array) -> bool:
+    """Whether cuDNN takes these shapes on a Hopper GPU, and they are worth it.
+
+    A batch of more tokens than a sequence has pages for is never one prompt alone.
+    """
+    tokens, room = q.shape[0], page_table.shape[1] * values.shape[2]
+    if q.dtype != jnp.bfloat16 or tokens < LEAST_TOKENS or tokens > room:
         return False
     dim = q.shape[-1]
     return values.shape[-1] == dim and dim % 8 == 0 and dim <= 256
