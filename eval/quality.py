@@ -95,7 +95,7 @@ def run_quality(
     outcomes: Outcomes = {}
     reference: dict[str, Record | None] = {}
     for config, group in _by_engine(arms, flags):
-        with LLM(args.model, **vars(config)) as llm:
+        with LLM(args.model, warm_up=False, **vars(config)) as llm:
             if not problems:
                 encoder = Encoder(llm.get_tokenizer(), chat=args.chat)
                 made = make(encoder, Wording(args.wording), llm.engine.max_context)

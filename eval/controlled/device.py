@@ -55,7 +55,7 @@ class Device:
             map_specs(lambda s: np.zeros(s.shape, s.dtype_in(model.dtype)), specs),
             shardings(specs, model.mesh),
         )
-        made = programs(model.config, model.mesh, layout, ends)
+        made = programs(model.config, model.mesh, layout, len(ends))
         width, dtype = model.config.hidden_size, model.params.embedding.dtype
         hidden = jax.ShapeDtypeStruct(
             (layout.tokens, width), dtype, sharding=NamedSharding(model.mesh, REPLICATED)
@@ -68,7 +68,9 @@ class Device:
             return function.lower(*args).compile(compiler_options=options)
 
         with ThreadPoolExecutor() as pool:
-            calls = zip(made, arguments(model.params, self.caches, layout, hidden), strict=True)
+            calls = zip(
+                made, arguments(model.params, self.caches, layout, hidden, ends), strict=True
+            )
             self._run = Programs(*pool.map(compile_one, calls))
 
     def prefill(self, batch: PrefillBatch) -> Float[Array, "T D"]:
@@ -104,7 +106,7 @@ class Device:
         token: Any = first
         left: Any = np.where(self.ends[first], 0, np.maximum(limits - 1, 0)).astype(np.int32)
         while len(out) < limits.max() and (len(out) % CHECK or np.any(left)):
-            args = (self._params, self.caches, token, left, batch)
+            args = (self._params, self.caches, token, left, self.ends, batch)
             token, left, batch, self.caches = self._run.decode(*args)
             out.append(token)
         return [np.asarray(tokens) for tokens in out]
@@ -127,11 +129,9 @@ def block_specs(config: ModelConfig, layout: Layout) -> Any:
     return cache_specs(config, pages, layout.page_size, layout.slots, pages)
 
 
-def programs(
-    config: ModelConfig, mesh: Mesh, layout: Layout, ends: Bool[np.ndarray, " V"]
-) -> Programs:
-    """Jitted, not compiled."""
-    params, whole, valid = model_partition(config), REPLICATED, len(ends)
+def programs(config: ModelConfig, mesh: Mesh, layout: Layout, valid: int) -> Programs:
+    """Jitted, not compiled. `valid` tokens are known to the tokenizer."""
+    params, whole = model_partition(config), REPLICATED
     caches = cache_partition(config, group_inputs=True)
     places = shardings(block_specs(config, layout), mesh)
 
@@ -152,7 +152,7 @@ def programs(
         return comparison(lambda h: logits(p, h, config)[:, :valid], hidden, other, targets)
 
     def decode(
-        p: ModelParams, c: Caches, token: Array, left: Array, batch: DecodeBatch
+        p: ModelParams, c: Caches, token: Array, left: Array, ends: Array, batch: DecodeBatch
     ) -> tuple[Array, Array, DecodeBatch, Caches | None]:
         going = left > 0
         step = replace(
@@ -165,21 +165,25 @@ def programs(
         )
         hidden, new = forward(p, c, step, config)
         best = jnp.argmax(logits(p, hidden, config)[:, :valid], axis=-1).astype(jnp.int32)
-        left = jnp.where(jnp.asarray(ends)[best], 0, jnp.maximum(left - 1, 0))
+        left = jnp.where(ends[best], 0, jnp.maximum(left - 1, 0))
         return best, left, replace(batch, positions=batch.positions + 1), new
 
     return Programs(
         jitted(prefill, (params, caches, whole), (whole, caches), 1),
         jitted(roll, (params, caches, whole), caches, 1),
         jitted(compare, (params, whole, whole, whole), whole, None),
-        jitted(decode, (params, caches, whole, whole, whole), (whole, whole, whole, caches), 1),
+        jitted(decode, (params, caches, *[whole] * 4), (*[whole] * 3, caches), 1),
         jax.jit(restore, donate_argnums=0, out_shardings=places),
         jax.jit(zero_full_kv, donate_argnums=0, out_shardings=places),
     )
 
 
 def arguments(
-    params: ModelParams, caches: Caches, layout: Layout, hidden: jax.ShapeDtypeStruct
+    params: ModelParams,
+    caches: Caches,
+    layout: Layout,
+    hidden: jax.ShapeDtypeStruct,
+    ends: np.ndarray,
 ) -> Programs:
     """Of every program: batches without a problem."""
     nobody = Block((), layout)
@@ -190,7 +194,7 @@ def arguments(
         (params, caches, nobody.prefill((), write=False)),
         (params, caches, nobody.replay(())),
         (params, hidden, hidden, targets),
-        (params, caches, row, row, nobody.decode()),
+        (params, caches, row, row, ends, nobody.decode()),
         (caches, *masks),
         (caches,),
     )

@@ -71,7 +71,9 @@ def run_controlled(
 
 
 def layout_for(problems: Sequence[Problem], engine: EngineConfig) -> Layout:
-    """The least that serves all problems."""
+    """The least that serves all problems, each of which has a prefix."""
+    for p in problems:
+        require(p.boundary > 0, f"{p.case}/{p.id}: prefix", p.boundary, "at least one token")
     after = [max(len(p.answer_ids), p.max_tokens) for p in problems]
     pairs = list(zip(problems, after, strict=True))
     longest = max(len(p.prompt) + n for p, n in pairs)
