@@ -100,7 +100,8 @@ def _figures(own: list[Outcome], base: list[Outcome] | None) -> list[tuple[str, 
     if nlls:
         out.append(("nll", float(np.mean(nlls)), "nat/token", len(nlls)))
     if base is not None and len(nlls) == len(own):
-        found = paired_difference(nlls, [b.nll if b.nll is not None else np.nan for b in base])
+        known = [b.nll if b.nll is not None else np.nan for b in base]
+        found = estimate(np.subtract(nlls, known))
         out.append(("nll_delta", found.mean, "nat/token", found.n))
         out.append(("nll_delta_se", found.error, "nat/token", found.n))
     kls = [o.kl for o in own if o.kl is not None] if base is not None else []

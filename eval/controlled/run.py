@@ -219,7 +219,7 @@ class BlockRun:
 def _kl(values: np.ndarray) -> list[float]:
     """The mean over the suffix, and the values at KL_POSITIONS as far as there are any."""
     at = [values[n - 1] for n in KL_POSITIONS if n <= len(values)]
-    return [float(f"{x:.5g}") for x in (values.mean(), *at)]
+    return [float(f"{x:.3g}") for x in (values.mean(), *at)]
 
 
 def _outcomes(

@@ -139,7 +139,9 @@ def largest_that_fits(make: Callable[[int], int], limit: int, least: int, most: 
             f"length: the shortest prompt has {shortest} tokens, the length asked for leaves "
             f"room for {limit}"
         )
-    low, high = least, most
+    low, high, step = least, most, 1
+    while high - step > low and make(high - step) > limit:  # most may be close
+        high, step = high - step - 1, 2 * step
     while low < high:
         middle = (low + high + 1) // 2
         if make(middle) <= limit:
