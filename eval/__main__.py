@@ -13,6 +13,7 @@ from .suites import (
     locomo,
     longbench,
     mathematics,
+    report,
     ruler,
     trace,
 )
@@ -41,6 +42,7 @@ SUITES: dict[str, Suite] = {
     **controlled.SUITES,
     "horizons": horizons,
     "trace": trace,
+    "report": report,
 }
 
 

@@ -26,7 +26,7 @@ from ..results import ResultsFile
 from ..tasks.niah import NEEDLES
 from ..tasks.problem import Encoder, Problem
 from ..tasks.wording import Wording
-from .horizons import measure_horizons
+from .horizons import draw_horizons, measure_horizons
 from .ruler import add_ruler_arguments, ruler_of
 
 DEPTHS = (0, 25, 50, 75, 100)
@@ -35,7 +35,7 @@ QUALITY_TASKS = (
     "niah_single_1,niah_single_2,niah_multikey_1,niah_multivalue,niah_multiquery,vt,cwe,fwe,"
     "last_write"
 )
-PREFIXES = 8  # of each length, for horizons
+PREFIXES, WINDOW = 8, 64  # for horizons: prefixes of each length, and w_max of the figures
 
 
 @dataclass(frozen=True)
@@ -161,9 +161,9 @@ def _horizons(
 ) -> None:
     """On essays, of the lengths asked for and of a quarter of the shortest."""
     lengths = sorted(map(int, args.lengths.split(",")), reverse=True)
-    measure_horizons(
-        model, engine, encoder, args.data, "essays", [*lengths, lengths[-1] // 4], PREFIXES, results
-    )
+    lengths.append(lengths[-1] // 4)
+    measure_horizons(model, engine, encoder, args.data, "essays", lengths, PREFIXES, results)
+    draw_horizons(model, engine, WINDOW, args.out)
 
 
 SUITES = {

@@ -49,12 +49,17 @@ def run(args: argparse.Namespace) -> None:
     measure_horizons(
         model, engine, encoder, args.data, args.prefixes, targets, args.samples, results
     )
+    draw_horizons(model, engine, args.window, args.out)
+    write_report(args.out)
+
+
+def draw_horizons(model: LoadedModel, engine: EngineConfig, window: int, out: Path) -> None:
+    """Figures of the units, and of what w_max `window` keeps, where matplotlib is there."""
     if importlib.util.find_spec("matplotlib"):
         from jhybrid.plan.plots import write_plots
 
         horizons = static_horizons(model.params, model.config, gate_input=engine.a_s)
-        write_plots(select(horizons, args.window), model.config, model.name, args.out)
-    write_report(args.out)
+        write_plots(select(horizons, window), model.config, model.name, out)
 
 
 def measure_horizons(

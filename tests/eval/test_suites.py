@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -88,14 +89,14 @@ def test_quality(data: Path, tmp_path: Path):
     """All three controlled suites and the horizons, from one set of problems."""
     main([
         "quality", "demo", "--out", str(tmp_path), "--data", str(data), "--wording", "plain",
-        "--max-running", "4", "--max-prefill-tokens", "768", "--compilation-cache", CACHE,
-        "--lengths", "700", "--samples", "2", "--depths", "0,100", "--max-new-tokens", "9",
-        "--tasks", "niah_single_1,last_write", "--curve-windows", "16,512",
+        "--max-running", "4", "--max-prefill-tokens", "1024", "--compilation-cache", CACHE,
+        "--lengths", "512", "--samples", "2", "--depths", "0,100", "--max-new-tokens", "9",
+        "--tasks", "niah_single_1,last_write", "--curve-windows", "256",
         "--curve-ratios", "0.1,1",
     ])  # fmt: skip
     found = {(r["suite"], r["case"], r["arm"], r["metric"]): r["value"] for r in
              read_results(tmp_path)}  # fmt: skip
-    table, needle, writes = "intervention", "niah_single_1/700", "last_write/700"
+    table, needle, writes = "intervention", "niah_single_1/512", "last_write/512"
     assert found[table, f"{needle}/depth-100", "baseline", "score"] == 1
     for arm in ("zero-full-kv", "mask-full-kv", "zero-both", "mask-both"):
         assert found[table, needle, arm, "score"] == 0
@@ -104,10 +105,10 @@ def test_quality(data: Path, tmp_path: Path):
     for case in (needle, writes):
         kl = {arm: found[curve, case, arm, "kl"] for s, c, arm, m in found
               if (s, c, m) == (curve, case, "kl")}  # fmt: skip
-        assert 0 <= kl["dasc-wr/512"] <= kl["dasc-nr/512"] < kl["random/512"] < kl["inverse/512"]
-        masks = [kl[f"random-{seed}/512"] for seed in MASK_SEEDS]
-        assert kl["random/512"] == pytest.approx(sum(masks) / 5)
-        assert found[curve, case, "random/512", "kl_sd"] > 0
+        assert 0 <= kl["dasc-wr/256"] <= kl["dasc-nr/256"] < kl["random/256"] < kl["inverse/256"]
+        masks = [kl[f"random-{seed}/256"] for seed in MASK_SEEDS]
+        assert kl["random/256"] == pytest.approx(sum(masks) / 5)
+        assert found[curve, case, "random/256", "kl_sd"] > 0
         replay = {arm: found["replay-curve", case, arm, "kl"] for arm in
                   ("off", "zero", "tail-replay/0.1", "tail-replay/1")}  # fmt: skip
         assert replay["tail-replay/1"] < 1e-5 and replay["off"] < 1e-5
@@ -117,6 +118,13 @@ def test_quality(data: Path, tmp_path: Path):
     assert "depth-100" in text and "| arm | length | niah_single_1 |" in text
     for name in ("intervention-score", "retention-curve-kl", "replay-curve-score"):
         assert (tmp_path / f"{name}.png").stat().st_size > 1000
+    main(["report", str(tmp_path), "--out", str(tmp_path / "both")])
+    findings = (tmp_path / "both" / "models.md").read_text()
+    assert re.search(
+        r"recall needs KV \| zero-full-kv <= 0.05 on needles \| 1 of 1 \| yes", findings
+    )
+    assert re.search(r"all of it is exact \|[^|]*\| 2 of 2 \| yes", findings)
+    assert "vt >= 0.9 | not measured | -" in findings
 
 
 def test_horizons(data: Path, tmp_path: Path):
@@ -152,8 +160,16 @@ def test_trace(tmp_path: Path):
 
 def test_every_suite_is_tried_here_or_needs_a_gpu():
     tried = {name.removeprefix("test_").replace("_", "-") for name in globals()}
-    tried |= {part.name for part in controlled.SUITES["quality"].parts}
-    elsewhere = {"kernels", "model", "profile", "ttft", "retention-load", "checkpoint-moves"}
+    tried |= {"report", *(part.name for part in controlled.SUITES["quality"].parts)}
+    elsewhere = {
+        "kernels",
+        "model",
+        "profile",
+        "ttft",
+        "retention-load",
+        "checkpoint-moves",
+        "report",
+    }
     assert set(SUITES) - elsewhere <= tried
 
 
