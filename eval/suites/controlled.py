@@ -14,6 +14,7 @@ import argparse
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from jhybrid.engine.arguments import positive
 from jhybrid.engine.build import LoadedModel, engine_config, load_model
 from jhybrid.engine.config import EngineConfig
 
@@ -35,7 +36,7 @@ QUALITY_TASKS = (
     "niah_single_1,niah_single_2,niah_multikey_1,niah_multivalue,niah_multiquery,vt,cwe,fwe,"
     "last_write"
 )
-PREFIXES, WINDOW = 8, 64  # for horizons: prefixes of each length, and w_max of the figures
+WINDOW = 64  # w_max of the horizons' figures
 
 
 @dataclass(frozen=True)
@@ -96,6 +97,14 @@ class Controlled:
                     metavar="X,...",
                     help=f"fill the braces of arms (default: {part.values})",
                 )
+        if self.horizons:
+            parser.add_argument(
+                "--prefixes",
+                type=positive,
+                default=8,
+                metavar="N",
+                help="of each length, for horizons",
+            )
         parser.set_defaults(max_running=256, max_prefill_tokens=32768)
 
     def run(self, args: argparse.Namespace) -> None:
@@ -162,7 +171,7 @@ def _horizons(
     """On essays, of the lengths asked for and of a quarter of the shortest."""
     lengths = sorted(map(int, args.lengths.split(",")), reverse=True)
     lengths.append(lengths[-1] // 4)
-    measure_horizons(model, engine, encoder, args.data, "essays", lengths, PREFIXES, results)
+    measure_horizons(model, engine, encoder, args.data, "essays", lengths, args.prefixes, results)
     draw_horizons(model, engine, WINDOW, args.out)
 
 
