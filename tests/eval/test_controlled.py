@@ -17,8 +17,11 @@ from jhybrid.eval.arms import parse_arm
 from jhybrid.eval.controlled.run import cut, layout_for, run_controlled
 from jhybrid.eval.outcome import Outcome
 from jhybrid.eval.tasks.problem import Encoder, Problem
+from jhybrid.hf_config import model_config, read_hf_config
 from jhybrid.models.hybrid import REPLICATED, forward, logits, model_partition, sharded
+from jhybrid.weights import load_hf_params
 from tests.eval.test_protocol import _problem
+from tests.golden_files import FOLDERS, name_of
 
 ENGINE = EngineConfig(max_running=2, max_prefill_tokens=512)
 ARMS = ("dense", "zero-full-kv", "mask-full-kv", "zero", "mask-both", "empty/16", "full/16", "off")
@@ -70,6 +73,30 @@ def test_a_masked_prefix_without_state_was_never_there(
         alone = _answer_nll(model, problem.prompt[problem.boundary :], problem.answer_ids)
         masked = found[0]["mask-both"][f"recall/{problem.id}"].nll
         assert masked == pytest.approx(alone, abs=1e-4)
+
+
+@pytest.fixture(scope="module")
+def kimi(model: LoadedModel) -> LoadedModel:
+    """Random weights of a small Kimi-Linear: channels as units, latents in place of keys."""
+    folder = {name_of(f): f for f in FOLDERS}["kimi_linear-query_low_rank"]
+    config = model_config(read_hf_config(folder))
+    params = load_hf_params(folder, config, model.mesh, jnp.float32)
+    valid = min(config.vocab_size, 256)
+    return replace(
+        model, name="kimi", config=config, params=params, valid_vocab=valid, eos=frozenset()
+    )
+
+
+def test_channels_and_latents(kimi: LoadedModel, problems: list[Problem], tmp_path: Path):
+    arms = ("dense", "off", "tail-replay/1", "zero", "mask-both", "full/4", "random-1234/4")
+    found = run(kimi, problems[:1], tmp_path, arms)
+    outcomes = {arm: found[arm]["recall/0"] for arm in arms}
+    for arm in ("off", "tail-replay/1", "full/4"):
+        assert outcomes[arm].kl == pytest.approx(0, abs=1e-5), arm
+    assert all((outcomes[arm].kl or 0) > 1e-3 for arm in ("zero", "mask-both"))
+    prompt = problems[0].prompt[problems[0].boundary :]
+    alone = _answer_nll(kimi, prompt, problems[0].answer_ids)
+    assert outcomes["mask-both"].nll == pytest.approx(alone, abs=1e-4)
 
 
 def _answer_nll(model: LoadedModel, prompt: tuple[int, ...], answer: tuple[int, ...]) -> float:
