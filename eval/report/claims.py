@@ -6,7 +6,7 @@ A rule that fails is a finding, too: it is printed beside the figure, and nothin
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -62,7 +62,7 @@ def findings(records: Sequence[Record]) -> list[Finding]:
     return [found for rule in RULES for found in rule(tables)]
 
 
-def claims(models: dict[str, Sequence[Record]]) -> str:
+def claims(models: Mapping[str, Sequence[Record]]) -> str:
     """A table of all models' findings."""
     rows = [
         [name, f.claim, f.rule, f.found, {True: "yes", False: "no", None: "-"}[f.holds]]
