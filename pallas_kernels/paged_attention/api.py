@@ -59,7 +59,9 @@ def ragged_paged_attention(
             options = {"scale": scale, "value_dim": width, "interpret": interpret}
             return prefill(q, keys, values, layer, *at, **options)
 
-        if implementation == "pallas" or values is None or not library.covers(q, values, page_table):
+        if implementation == "pallas" or values is None:
+            return by_kernel()
+        if not library.covers(q, values, page_table):
             return by_kernel()
 
         def by_library() -> Array:

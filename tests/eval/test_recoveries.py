@@ -100,7 +100,8 @@ def test_controlled_runs_find_what_the_engine_does(
         assert own.score == record["score"], name
         assert own.records[0]["replayed"] == record["replayed"], name
         assert own.nll == pytest.approx(answer_nll(probe), abs=1e-3), name
-        # a lower bound: the engine tells the best 20 tokens of a position only
+        # a lower bound, and 1 less a sum of float32 probabilities rounds at some 1e-6: the engine
+        # tells the best 20 tokens of a position only
         theirs = suffix_kl(runs["dense"][0], probe)
         for position, value in own.kl_at.items():
-            assert 0.8 * value - 1e-6 < theirs[position - 1] < 1.02 * value + 1e-6, name
+            assert 0.8 * value - 5e-6 < theirs[position - 1] < 1.02 * value + 5e-6, name
