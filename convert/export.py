@@ -35,6 +35,8 @@ def export_hf(params: ModelParams, hf_config: HfConfig, folder: str | Path) -> N
     tensors: dict[str, Any] = {}
     for rule in table.rules:
         tensors |= mapping.invert(rule, np.asarray(values[rule.target]))
+    for name, original in table.copies:
+        tensors[name] = tensors[original].copy()
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     save_file(tensors, folder / SINGLE, metadata={"format": "pt"})

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any, Protocol
 
-from . import checkpoint_moves, kernels, model, retention_load, step_profile, ttft
+from . import checkpoint_moves, engine_moves, kernels, model, retention_load, step_profile, ttft
 from .suites import (
     choice,
     controlled,
@@ -15,6 +15,7 @@ from .suites import (
     mathematics,
     report,
     ruler,
+    state_error,
     trace,
 )
 
@@ -33,6 +34,7 @@ SUITES: dict[str, Suite] = {
     "profile": step_profile,
     "retention-load": retention_load,
     "checkpoint-moves": checkpoint_moves,
+    "engine-moves": engine_moves,
     "ttft": ttft,
     "ruler": ruler,
     "longbench": longbench,
@@ -40,6 +42,7 @@ SUITES: dict[str, Suite] = {
     "choice": choice,
     "math": mathematics,
     **controlled.SUITES,
+    "state-error": state_error,
     "horizons": horizons,
     "trace": trace,
     "report": report,

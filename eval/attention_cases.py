@@ -125,6 +125,8 @@ class AttentionCase:
         cu = np.cumsum((0, *self.new), dtype=np.int32)
         run = ragged_paged_attention if tuned is None else api.prefill
         args = (jnp.asarray(positions), jnp.asarray(cu), table)
+        if tuned is None:
+            options["whole_prompt"] = self.new == self.contexts and len(self.new) == 1
         return run(q, *pools, layer, *args, **options)
 
     def check(self, interpret: bool) -> float:

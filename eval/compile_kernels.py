@@ -25,7 +25,7 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")  # the plugin would ask for a driv
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels import causal_conv1d, ragged_pack
+from pallas_kernels import Product, causal_conv1d, ragged_pack, skinny_matmuls
 from pallas_kernels.arg_specs import (
     ATTENTION_SHAPES,
     HEAD_SHAPES,
@@ -41,9 +41,10 @@ from pallas_kernels.grouped_matmul import grouped_matmul
 from pallas_kernels.paged_attention import api as attention
 from pallas_kernels.paged_attention.tuning import Tuning
 
-# Bytes stored and loaded a thread, in any kernel for bf16 inputs. Preparing a chunk with 4 warps
-# spills 64 to 244 of them and takes 0.6 of the time of 8 warps without a spill (measured).
-SPILL_BUDGET = 256
+# Bytes stored and loaded a thread, in any kernel for bf16 inputs. KDA's products spill most, and
+# are faster so than with fewer channels at a time and no spill (measured). XLA's own passes, which
+# do not run here, leave 184 of their 520.
+SPILL_BUDGET = 544
 TOKENS, SEGMENTS, SLOTS, BATCH = 2048, 4, 9, 32
 # Queries, sums and a block of scores fill the registers of a program for prefill; what it spills is
 # mostly addresses that it needs once.
@@ -97,7 +98,6 @@ def pack_functions() -> Iterator[tuple[Callable, Any]]:
         for omitted in ("zero", "keep"):
             unpack = _in_pallas(ragged_pack.unpack_states, omitted=omitted)
             yield unpack, (packed, pool, rows, slots, slots)
-    yield _in_pallas(ragged_pack.copy_rows), (pool, rows, slots, slots)
 
 
 def conv_functions() -> Iterator[tuple[Callable, Any]]:
@@ -120,11 +120,8 @@ def experts_functions() -> Iterator[tuple[Callable, Any]]:
     gate_up = jax.ShapeDtypeStruct((256, 2, 512, 2048), jnp.bfloat16)
     down = jax.ShapeDtypeStruct((256, 2048, 512), jnp.bfloat16)
 
-    def swiglu(gate: Any, up: Any) -> Any:
-        return jax.nn.silu(gate) * up
-
     def first(x: Any, w: Any, sizes: Any, rows: Any) -> Any:
-        op = _in_pallas(grouped_matmul, combine=swiglu, dtype=x.dtype)
+        op = _in_pallas(grouped_matmul, combine=_swiglu, dtype=x.dtype)
         return op(x, w, sizes, rows=rows)
 
     for tokens in (1, 512, 2048, 8192):
@@ -137,6 +134,32 @@ def experts_functions() -> Iterator[tuple[Callable, Any]]:
         yield _in_pallas(grouped_matmul, dtype=jnp.bfloat16), (h, down, sizes)
 
 
+def product_functions() -> Iterator[tuple[Callable, Any]]:
+    """Qwen3.5-4B and Qwen3.6-27B: what a block reads, with gates beside; what it adds."""
+
+    def read(x: Any, scale: Any, first: Any, gates: Any) -> Any:
+        products = (Product(first), Product(gates, dtype=jnp.float32))
+        return _in_pallas(skinny_matmuls)(x, products, (scale, 1e-6))
+
+    def gated(x: Any, scale: Any, gate_up: Any) -> Any:
+        return _in_pallas(skinny_matmuls)(x, (Product(gate_up, _swiglu),), (scale, 1e-6))
+
+    def add(x: Any, w: Any, residual: Any) -> Any:
+        return _in_pallas(skinny_matmuls)(x, (Product(w, residual=residual),))
+
+    bf16 = functools.partial(jax.ShapeDtypeStruct, dtype=jnp.bfloat16)
+    for rows in (2, 32):
+        for hidden, mixed, gates, width in ((2560, 12288, 64, 9216), (5120, 16384, 96, 17408)):
+            x, scale = bf16((rows, hidden)), jax.ShapeDtypeStruct((hidden,), jnp.float32)
+            yield read, (x, scale, bf16((1, mixed, hidden)), bf16((1, gates, hidden)))
+            yield gated, (x, scale, bf16((2, width, hidden)))
+            yield add, (bf16((rows, width)), bf16((1, hidden, width)), x)
+
+
+def _swiglu(gate: Any, up: Any) -> Any:
+    return jax.nn.silu(gate) * up
+
+
 def _in_pallas(op: Callable, **options: Any) -> Callable:
     return functools.partial(op, implementation="pallas", **options)
 
@@ -145,6 +168,7 @@ OPS = {
     "ragged_pack": pack_functions,
     "causal_conv1d": conv_functions,
     "grouped_matmul": experts_functions,
+    "skinny_matmul": product_functions,
 }
 
 

@@ -103,8 +103,9 @@ class KernelCase:
         )
 
 
-def all_cases() -> list[KernelCase]:
-    """Those that decide first: a run may be cut short."""
+def delta_rule_cases() -> list[KernelCase]:
+    """Prefill and decode over the layouts that peers publish; those that decide come first, since
+    a run may be cut short."""
     gdn, kda, wide, olmo = (
         HEAD_SHAPES[name]
         for name in ("gdn-16x32x128", "kda-32x32x128", "gdn-16x48x128", "gdn-30x30x96x192")

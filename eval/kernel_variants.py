@@ -11,9 +11,11 @@ import jax.numpy as jnp
 
 from pallas_kernels.gated_delta_rule.decode import DecodeTuning, decode
 from pallas_kernels.gated_delta_rule.inputs import SOFTPLUS, Gates
+from pallas_kernels.gated_delta_rule.inverse import invert
 from pallas_kernels.gated_delta_rule.prefill import ragged_prefill
-from pallas_kernels.gated_delta_rule.prepare import Options, Prepared, prepare
+from pallas_kernels.gated_delta_rule.prepare import prepare, products
 from pallas_kernels.gated_delta_rule.scan import scan
+from pallas_kernels.gated_delta_rule.tile import Options, Prepared
 from pallas_kernels.gated_delta_rule.tuning import PrefillTuning
 from pallas_kernels.ragged import make_tile_ranges
 
@@ -22,27 +24,31 @@ from .kernel_cases import Data, KernelCase
 from .variant import Variant
 
 
-def _prepare_tunings(default: PrefillTuning, per_channel: bool) -> Iterator[PrefillTuning]:
-    for leaf in (16, 8, 4, 2):
-        yield replace(default, inverse_leaf=leaf)
-    yield replace(default, inverse_leaf=4, prepare_warps=8)
-    if per_channel:
-        for leaf in (8, 4):
-            yield replace(default, inverse_leaf=leaf, leaf_products="bf16")
-            yield replace(default, inverse_leaf=leaf, key_block=16)
-            yield replace(default, inverse_leaf=leaf, decay_leaf=8)
+def _product_tunings(default: PrefillTuning) -> Iterator[PrefillTuning]:
+    for warps in (1, 2):
+        for block in (32, 64, 128):
+            yield replace(default, product_warps=warps, key_block=block)
+
+
+def _invert_tunings(default: PrefillTuning) -> Iterator[PrefillTuning]:
+    for warps in (1, 2):
+        yield replace(default, invert_warps=warps)
 
 
 def _scan_tunings(default: PrefillTuning) -> Iterator[PrefillTuning]:
     forms: tuple[tuple[dict[str, Any], tuple[int, ...]], ...] = (
-        ({"value_block": 64, "turn_by_product": True}, (5, 6)),
-        ({"value_block": 32, "turn_by_product": True}, (3, 4, 5, 6)),
-        ({"value_block": 32}, (3, 4, 5)),
-        ({"value_block": 32, "transposed": False}, (3, 4)),
+        ({"value_block": 64, "turn_by_product": True}, (5,)),
+        ({"value_block": 64, "turn_by_product": True, "scan_warps": 8}, (2, 3, 5)),
+        ({"value_block": 64, "scan_warps": 8}, (2, 3, 4)),
+        ({"value_block": 32}, (3, 4)),
+        ({"value_block": 32, "scan_warps": 2}, (3, 4)),
+        ({"value_block": 64, "transposed": False, "scan_warps": 8}, (3,)),
+        ({"value_block": 32, "transposed": False}, (3,)),
     )
     for form, stages in forms:
         for n in stages:
-            yield replace(default, **{"turn_by_product": False, **form}, scan_stages=n)
+            plain = {"turn_by_product": False, "scan_warps": 4}
+            yield replace(default, **{**plain, **form}, scan_stages=n)
 
 
 def variants(case: KernelCase, interpret: bool) -> list[Variant]:
@@ -62,7 +68,8 @@ def variants(case: KernelCase, interpret: bool) -> list[Variant]:
     default = PrefillTuning.default(jnp.bfloat16, case.shape.per_channel)
     out = [Variant("prefill", default, default, _prefill_loop(case, default, expected, interpret))]
     for kernel, make, tunings in (
-        ("prepare", _prepare_loop, _prepare_tunings(default, case.shape.per_channel)),
+        ("products", _products_loop, _product_tunings(default)),
+        ("invert", _invert_loop, _invert_tunings(default)),
         ("scan", _scan_loop, _scan_tunings(default)),
     ):
         for t in list(tunings)[: 2 if interpret else None]:
@@ -108,20 +115,38 @@ def _options(case: KernelCase, tuning: PrefillTuning, interpret: bool) -> Option
     return Options(s.key_dim, s.value_dim, SOFTPLUS, tuning, True, interpret)
 
 
-def _prepare(case: KernelCase, options: Options, data: Data) -> Prepared:
+def _prepare(case: KernelCase, options: Options, data: Data, make: Any = prepare) -> Prepared:
     tiles = make_tile_ranges(case.segments(data.slots).cu, case.tokens, options.tuning.chunk)
-    return prepare(data.qkv, _sets_of(data.gates), jnp.zeros_like(tiles.start), tiles, options)
+    return make(data.qkv, _sets_of(data.gates), jnp.zeros_like(tiles.start), tiles, options)
 
 
-def _prepare_loop(
+def _products_loop(
     case: KernelCase, tuning: PrefillTuning, expected: float, interpret: bool
 ) -> Callable[[], Loop]:
     options = _options(case, tuning, interpret)
 
     def step(_: Any, data: Data) -> Any:
-        return _prepare(case, options, data), ()
+        return _prepare(case, options, data, products), ()
 
     return lambda: Loop(step, _sets(case), (), expected)
+
+
+def _invert_loop(
+    case: KernelCase, tuning: PrefillTuning, expected: float, interpret: bool
+) -> Callable[[], Loop]:
+    options = _options(case, tuning, interpret)
+
+    def step(a: Any, inputs: Any) -> Any:
+        beta, rows = inputs
+        return (), invert(a, beta, rows, tuning, interpret)  # of its own results: only time counts
+
+    def make() -> Loop:
+        data = case.data(0)
+        made = jax.jit(lambda data: _prepare(case, options, data, products))(data)
+        tiles = make_tile_ranges(case.segments(data.slots).cu, case.tokens, tuning.chunk)
+        return Loop(step, [(made.beta, tiles.rows)], made.t, expected)
+
+    return make
 
 
 def _scan_loop(

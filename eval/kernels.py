@@ -9,6 +9,7 @@ one, both measured in the same run). A kernel whose check against the reference 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -21,20 +22,29 @@ from pallas_kernels.gated_delta_rule import decode_gated_delta_rule, ragged_gate
 from . import fla_peer
 from .attention_cases import AttentionCase, attention_cases, tiny_attention_cases
 from .device_time import REPEAT, Loop, copy_rate, matrix_rate
-from .kernel_cases import Data, KernelCase, all_cases, relative_rms, tiny_cases
+from .kernel_cases import Data, KernelCase, delta_rule_cases, relative_rms, tiny_cases
 from .kernel_variants import variants
 from .op_cases import OpCase, op_cases, tiny_op_cases
+from .product_cases import product_cases, tiny_product_cases
 from .results import Result, ResultsFile
 from .variant import Variant
 
 Case = KernelCase | AttentionCase | OpCase
 
+# Cases, and tiny ones for a dry run. `delta-rule` has every row that is compared with peers.
+SETS: dict[str, tuple[Callable[[], Sequence[Case]], Callable[[], Sequence[Case]]]] = {
+    "delta-rule": (delta_rule_cases, tiny_cases),
+    "attention": (attention_cases, tiny_attention_cases),
+    "ops": (op_cases, tiny_op_cases),
+    "products": (product_cases, tiny_product_cases),
+}
 TOGETHER = 8  # cases whose inputs are on the device at once
 BOUND = 5e-3  # relative RMS, bf16 inputs against float32 arithmetic
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, required=True, metavar="DIR")
+    parser.add_argument("--set", choices=SETS, help="cases of one kind (default: all)")
     parser.add_argument("--cases", default="", metavar="TEXT,...", help="parts of case names")
     parser.add_argument("--arms", default="pallas,auto,xla,fla,cudnn", metavar="ARM,...")
     parser.add_argument("--variants", action="store_true", help="time tunings, not arms")
@@ -45,9 +55,8 @@ def run(args: argparse.Namespace) -> None:
     if not args.dry_run and jax.default_backend() != "gpu":
         raise ValueError("times of kernels need a GPU; --dry-run interprets tiny cases")
     results = ResultsFile(args.out)
-    cases: list[Case] = [*all_cases(), *attention_cases(), *op_cases()]
-    if args.dry_run:
-        cases = [*tiny_cases(), *tiny_attention_cases(), *tiny_op_cases()]
+    sets = SETS.values() if args.set is None else [SETS[args.set]]
+    cases = [case for of_set in sets for case in of_set[args.dry_run]()]
     wanted = [part for part in args.cases.split(",") if part]
     cases = [c for c in cases if not wanted or any(part in c.name for part in wanted)]
     rate = copy_rate(1 << 20 if args.dry_run else 1 << 31)

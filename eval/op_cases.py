@@ -98,7 +98,7 @@ class OpCase(ABC):
 class PackCase(OpCase):
     """Half of the rows of a batch of whole-model checkpoints; the default is Kimi-Linear's size."""
 
-    move: Literal["pack", "unpack-zero", "unpack-keep", "copy-rows"]
+    move: Literal["pack", "unpack-zero", "unpack-keep"]
     int8: bool = False
     layers: int = 20
     heads: int = 32
@@ -146,7 +146,7 @@ class PackCase(OpCase):
     def sets(self) -> list[Any]:
         rows = self.rows()
         halves = jnp.arange(2 * self.batch, dtype=jnp.int32).reshape(2, -1)
-        whole = {"pack": self.pool, "copy-rows": lambda: None}.get(self.move, self.packed)()
+        whole = self.pool() if self.move == "pack" else self.packed()
         positions = ragged_pack.row_positions(rows, self.count)
         return [(whole, rows, positions, halves[n], halves[1 - n]) for n in range(2)]
 
@@ -159,8 +159,6 @@ class PackCase(OpCase):
         slots = (rows, source, target)
         if self.move == "pack":
             return (), op.pack_states(whole, state, *slots, **options)
-        if self.move == "copy-rows":
-            return (), op.copy_rows(state, *slots, **options)
         if self.move == "unpack-zero":
             options["positions"] = positions
         omitted = self.move.removeprefix("unpack-")
@@ -361,7 +359,7 @@ def _swiglu(gate: Array, up: Array) -> Array:
 def op_cases() -> list[OpCase]:
     moves: tuple[Any, ...] = ("pack", "unpack-zero", "unpack-keep")
     cases: list[OpCase] = [PackCase(move, int8) for move in moves for int8 in (False, True)]
-    cases += [PackCase("copy-rows"), ConvCase(1, 8192), ConvCase(8, 1024)]
+    cases += [ConvCase(1, 8192), ConvCase(8, 1024)]
     cases += [ConvCase(n, 1) for n in (1, 32, 256)]
     products: tuple[Any, ...] = ("gate_up", "down")
     return cases + [ExpertsCase(p, n) for n in (8192, 16, 4, 1) for p in products]
@@ -371,7 +369,6 @@ def tiny_op_cases() -> list[OpCase]:
     moves: tuple[Any, ...] = ("pack", "unpack-zero", "unpack-keep")
     cases: list[OpCase] = [PackCase(m, int8, 1, 2, 32, 2) for m in moves for int8 in (False, True)]
     cases += [
-        PackCase("copy-rows", False, 1, 2, 32, 2),
         ConvCase(2, 40, 2, 32, 16),
         ConvCase(2, 1, 2, 32, 16),
     ]

@@ -2,7 +2,8 @@
 
 First one server with memory for every checkpoint says how many the load wants. The arms then share
 a budget of a part of that: dense checkpoints, and compressed ones at several cutoffs. All values
-are counts of tokens and checkpoints; nothing is timed.
+are counts of tokens and checkpoints; nothing is timed. The device is waited for after every step:
+when a pack is done decides what room there is, and a slow device must not change what is counted.
 """
 
 from __future__ import annotations
@@ -78,6 +79,7 @@ def drive(engine: Engine, load: Load) -> Counts:
                     hit += usage.cached_tokens
                     prefilled += len(history) - usage.cached_tokens + usage.replayed_tokens
                 history += update.token_ids
+            engine.runner.wait()
     m = engine.metrics()
     compressed = m.pools["compressed_slots"]["tree"]
     return Counts(

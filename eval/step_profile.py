@@ -104,7 +104,8 @@ def make_call(runner: ModelRunner, step: Step) -> Call:
 
 
 def _prefill_call(runner: ModelRunner, step: Step, tables: np.ndarray) -> Call:
-    batch: Any = runner.empty_prefill(step.size, 2)
+    whole = step.context == 0 and runner.prefers_whole_prompt(step.size)
+    batch: Any = runner.empty_prefill(step.size, 2, whole_prompt=whole)
     rng = np.random.default_rng(0)
     batch.token_ids[:] = rng.integers(0, min(256, runner.vocab), step.size)
     batch.positions[:] = step.context + np.arange(step.size)
@@ -115,7 +116,8 @@ def _prefill_call(runner: ModelRunner, step: Step, tables: np.ndarray) -> Call:
     batch.segments.store[0] = 0
     args = (runner.params, runner.caches, batch)
     return Call(
-        lambda: runner.prepare("prefill", (step.size, 2), args), lambda: runner.prefill(batch)
+        lambda: runner.prepare("prefill", (step.size, 2, int(whole)), args),
+        lambda: runner.prefill(batch),
     )
 
 

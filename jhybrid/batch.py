@@ -19,6 +19,7 @@ class PrefillBatch:
     `kv_slots` is page * page_size + offset of each token's key and value, -1 where they are not
     written (padding, or already there). `segments` cuts the same tokens for the recurrent layers.
     `input_slots` says likewise where each token's group inputs go; None in caches without them.
+    `whole_prompt` promises one sequence, from its first token on: attention has a faster form.
     """
 
     token_ids: Int32[Array, " T"]
@@ -28,6 +29,7 @@ class PrefillBatch:
     page_table: Int32[Array, "N P"]
     segments: Segments
     input_slots: Int32[Array, " T"] | None = None
+    whole_prompt: bool = struct.field(pytree_node=False, default=False)
 
 
 @struct.dataclass
@@ -56,9 +58,16 @@ class DecodeBatch:
 
 @struct.dataclass
 class DenseBatch:
-    """B whole sequences of one length, from zero state, no caches: training and analysis."""
+    """B whole sequences of one length, from zero state, no caches: training and analysis.
+
+    What lies before a row's token `state_cut` is not in the recurrent states after it, and tokens
+    from `key_cut` on do not attend to it: training withholds one way of remembering so that the
+    other is learned. A cut at T cuts nothing.
+    """
 
     token_ids: Int32[Array, "B T"]
+    state_cut: Int32[Array, " B"] | None = None
+    key_cut: Int32[Array, " B"] | None = None
 
 
 Batch = PrefillBatch | DecodeBatch | DenseBatch

@@ -6,15 +6,23 @@ from .gated_delta_rule import (
     Gates,
     chunk_gated_delta_rule,
     decode_gated_delta_rule,
+    dense_gated_delta_rule,
     ragged_gated_delta_rule,
     recurrent_gated_delta_rule,
     unpack,
 )
+from .gated_norm import gated_rms_norm
 from .grouped_matmul import grouped_matmul
-from .paged_attention import decode_paged_attention, ragged_paged_attention, write_pages
+from .paged_attention import (
+    decode_paged_attention,
+    prefers_whole_prompt,
+    ragged_paged_attention,
+    write_pages,
+)
 from .ragged import CONTINUE, NO_SLOT, Segments
-from .ragged_pack import PackedStates, copy_rows, pack_states, row_positions, unpack_states
-from .skinny_matmul import skinny_matmul
+from .ragged_pack import PackedStates, pack_states, row_positions, unpack_states
+from .rotary import rotate, rotate_and_write
+from .skinny_matmul import Product, skinny_matmul, skinny_matmuls
 from .suffix_replay import suffix_replay
 
 __all__ = [
@@ -23,15 +31,18 @@ __all__ = [
     "Activation",
     "Gates",
     "PackedStates",
+    "Product",
     "Segments",
     "chunk_gated_delta_rule",
-    "copy_rows",
     "decode_causal_conv1d",
     "decode_gated_delta_rule",
     "decode_paged_attention",
     "dense_causal_conv1d",
+    "dense_gated_delta_rule",
+    "gated_rms_norm",
     "grouped_matmul",
     "pack_states",
+    "prefers_whole_prompt",
     "ragged_causal_conv1d",
     "ragged_gated_delta_rule",
     "ragged_paged_attention",
@@ -39,6 +50,9 @@ __all__ = [
     "suffix_replay",
     "unpack",
     "skinny_matmul",
+    "skinny_matmuls",
+    "rotate",
+    "rotate_and_write",
     "row_positions",
     "unpack_states",
     "write_pages",

@@ -49,7 +49,7 @@ def table(config: ModelConfig, names: Collection[str]) -> Table:
     copies = ()
     if not config.tie_embeddings:
         rules.append(unchanged("head", head, words))
-    elif head in names:
+    elif head in names or not names:  # transformers does not tie this family's head
         copies = ((head, embedding),)
     if config.residual_block is not None:
         rules += residual_mix("mix.", prefix + "model.output_attn_res", hidden)

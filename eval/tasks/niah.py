@@ -72,7 +72,7 @@ def needle_draft(
     asked = sorted(rng.choice(len(keys), task.queries, replace=False).tolist())
     answers = [v for i in asked for key, v in pairs if key == i]
     form = wording.raw("one" if len(answers) == 1 else "many")
-    named = {"type": _NOUNS[types], "types": types, "keys": _listed([keys[i] for i in asked])}
+    named = {"type": _NOUNS[types], "types": types, "keys": listed([keys[i] for i in asked])}
     return Draft(
         id=str(index) if depth is None else f"{index}@{depth}",
         context=f"{form['instruction'].format(**named)}\n{context}\n",
@@ -81,7 +81,7 @@ def needle_draft(
         references=tuple(answers),
         scorer=task.scorer,
         max_tokens=task.max_tokens,
-        answer=f" {_listed(answers)}",
+        answer=f" {listed(answers)}",
         tags={} if depth is None else {"depth": depth},
     )
 
@@ -112,7 +112,7 @@ def _haystack(
     return insert_in_lines(rng, lines, needles, depths)
 
 
-def _listed(items: list[str]) -> str:
+def listed(items: list[str]) -> str:
     """a / a and b / a, b, and c"""
     if len(items) < 3:
         return " and ".join(items)

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from jhybrid.cache.allocator import PoolCounts
-from jhybrid.cache.offload import Load
+from jhybrid.cache.offload import Load, StateLoad
 from jhybrid.cache.radix_node import Checkpoint, Lock, Node, PageIds, Refusal
 
 
@@ -30,6 +30,7 @@ class Admission:
     reason: str | None  # why restored < matched, or why nothing was matched
     lock: Lock
     loads: list[Load]  # pages that come from host memory
+    state_load: StateLoad | None  # `source`, if it comes from there
     shared: int  # full pages of [0, shared) are the tree's
     known: int  # tokens at admission: the end of the prompt
     exact: bool  # no approximation in what it was given, nor in what it has computed

@@ -6,15 +6,15 @@ counts add up to the total (`PoolCounts`). Allocation is all or nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 Owner = Literal["tree", "running"]
-Pages = Sequence[int] | NDArray[np.int32]
+Pages = Sequence[int] | NDArray[np.integer[Any]]
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class PoolCounts:
 class Companions(Protocol):
     """What belongs to pages and must go when they are freed."""
 
-    def drop(self, pages: Iterable[int]) -> None: ...
+    def drop(self, pages: Pages) -> None: ...
 
 
 class PageAllocator:

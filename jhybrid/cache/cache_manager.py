@@ -13,21 +13,22 @@ A page that the request may write has group inputs beside its KV where `inputs` 
 (see `input_pages`), from before its first token on.
 
 With a compressed pool the manager decides what is demoted and somebody else packs it:
-`take_demotions`, then `commit_demotion` or `abort_demotion` of each. Native slots that are on their
-way to being free are waited for.
+`slots.take_demotions`, then `commit_demotion` or `abort_demotion` of each. Native slots that are on
+their way to being free are waited for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
 from jhybrid.cache.admission import Admission, CacheStats, Commit, count_held
 from jhybrid.cache.allocator import PageAllocator, SlotAllocator
-from jhybrid.cache.host_store import HostMatch, HostStore
-from jhybrid.cache.input_pages import InputPages, InputPolicy
-from jhybrid.cache.offload import Load, Offload
+from jhybrid.cache.host_store import CHUNK_ROWS, Chunk, HostMatch, HostStore
+from jhybrid.cache.input_pages import NONE, InputPages, InputPolicy
+from jhybrid.cache.native_slots import NativeSlots
+from jhybrid.cache.offload import Load, Offload, StateLoad, StateOffload
 from jhybrid.cache.radix_cache import RadixCache, as_tokens
 from jhybrid.cache.radix_node import Checkpoint, Insertion, Match, Node, PageIds, Tokens
 from jhybrid.cache.tiers import CheckpointTiers, Demotion
@@ -53,22 +54,18 @@ class CacheManager:
         `inputs`: which group inputs are kept; None for none. `host` takes what is evicted."""
         if checkpoint_interval < 1:
             raise ValueError(f"checkpoint_interval must be at least 1, got {checkpoint_interval}")
-        if not 0 <= watermark < total_slots:
-            raise ValueError(f"watermark must be from 0 to {total_slots - 1}, got {watermark}")
         self.page_size = page_size
         self.checkpoint_interval = checkpoint_interval
-        self.watermark = watermark
         self.inputs = InputPages(inputs, total_pages) if inputs is not None else None
         self._pages = PageAllocator(total_pages, self.inputs)
-        self._slots = SlotAllocator(total_slots)
         compressed = SlotAllocator(compressed_slots) if compressed_slots else None
-        self._tiers = CheckpointTiers(self._slots, compressed, lossless=lossless)
+        self._tiers = CheckpointTiers(SlotAllocator(total_slots), compressed, lossless=lossless)
+        self.slots = NativeSlots(self._tiers, watermark)
         self._tree = RadixCache(page_size, self._pages, self._tiers)
-        self.host, self._offloads = host, list[Offload]()
+        self.host, self._offloads = host, list[Offload | StateOffload]()
         if host is not None:
             self._tree.on_evict = self._offload
         self._leases: set[Admission] = set()
-        self._reserved: set[int] = set()  # slots handed out for checkpoints, not committed yet
 
     def admit(
         self,
@@ -89,15 +86,14 @@ class CacheManager:
         tokens = as_tokens(tokens)
         match = self._tree.match(tokens, limit if reuse else 0, strict=strict)
         reason = match.reason if reuse else "disabled"
-        host = HostMatch(match.length, ())
+        host = HostMatch(match.length)
         if self.host is not None and reuse:
             host = self.host.match(tokens[: max(limit, 0)], match.length, strict=strict)
         lease = self._admit(match, host, len(tokens), tokens_total, reason, strict)
         alone = not self._leases and not self._tiers.demoting
         if lease is None and match.length and alone:
             match = self._tree.match(tokens, 0)
-            nothing = HostMatch(0, ())
-            lease = self._admit(match, nothing, len(tokens), tokens_total, "no_room", strict)
+            lease = self._admit(match, HostMatch(0), len(tokens), tokens_total, "no_room", strict)
         return lease
 
     def grow(self, lease: Admission, tokens_total: int) -> bool:
@@ -132,18 +128,19 @@ class CacheManager:
         """
         if self.inputs is None:
             return False
-        pages = lease.page_table[start // self.page_size : self._pages_for(end)]
-        held, wanted = self._pages.held_by("running"), set(pages)
+        first, last = start // self.page_size, self._pages_for(end)
+        held, at = self._pages.held_by("running"), lease.shared // self.page_size
         for load in lease.loads:
-            there = load.row in load.chunk.with_inputs
-            if there and load.page in wanted and load.input_page is None:
-                self.inputs.grant([load.page], held)
-                companion = int(self.inputs.of([load.page])[0])
-                load.input_page = companion if companion >= 0 else None
-        return self.inputs.kept(pages)
+            index = np.arange(at, at + len(load.rows))
+            there = load.chunk.with_inputs[load.rows.start : load.rows.stop]
+            coming = there & (first <= index) & (index < last) & (load.input_pages == NONE)
+            self.inputs.grant(load.pages[coming], held)
+            load.input_pages[coming] = self.inputs.of(load.pages[coming])
+            at += len(load.rows)
+        return self.inputs.kept(lease.page_table[first:last])
 
-    def take_offloads(self) -> list[Offload]:
-        """What has been evicted since: to be copied before anything writes those pages."""
+    def take_offloads(self) -> list[Offload | StateOffload]:
+        """What has been evicted since: to be copied before anything writes there."""
         taken, self._offloads = self._offloads, []
         return taken
 
@@ -161,23 +158,6 @@ class CacheManager:
         self._tree.unlock_checkpoint(lease.lock)
         self._pages.release([src for src, _ in lease.page_copies], "running")
         lease.page_copies = []
-
-    def reserve_checkpoint_slots(self, n: int, reserve: int = 0) -> list[int]:
-        """Up to `n` slots to write checkpoints to, evicting least recently used ones.
-
-        Leaves at least `reserve` slots that are free or can be freed for running requests. Every
-        slot goes back through `commit_prefix` or `release_checkpoint_slots`.
-        """
-        taken = [self._take_slot() for _ in range(min(n, self._tiers.obtainable - reserve))]
-        slots = [slot for slot in taken if slot is not None]
-        self._reserved.update(slots)
-        return slots
-
-    def release_checkpoint_slots(self, slots: Iterable[int]) -> None:
-        """Gives back reserved slots that were not committed."""
-        for slot in slots:
-            self._take_back(slot)
-            self._slots.release(slot, "running")
 
     def checkpoint_depths(
         self, lease: Admission, start: int, end: int, prompt_len: int
@@ -207,17 +187,28 @@ class CacheManager:
         """
         self._check_live(lease)
         self._check_covered(lease, tokens)
-        state = Checkpoint(*checkpoint) if checkpoint is not None else None
-        if state is not None:
-            self._take_back(state.slot)
+        state = None
+        if checkpoint is not None:
+            slot, depth = checkpoint
+            passing = depth not in (lease.known - 1, lease.branch_depth, lease.restored)
+            state = Checkpoint(slot, depth, passing=passing)
+            self.slots.claim(slot)
         inserted = self._insert(lease, tokens, state)
         if state is not None and inserted.refused:
-            self._slots.release(state.slot, "running")
+            self.slots.release(state.slot)
         self._share(lease, inserted)
         if inserted.node.end > lease.lock.node.end:
             self._tree.move_lock(lease.lock, inserted.node)
         new = inserted.node.end - inserted.duplicate
         return Commit(new, inserted.duplicate, inserted.refused)
+
+    def keep_loaded(self, lease: Admission, tokens: Tokens) -> None:
+        """The state that came from host memory has been put into its slot (dispatched), and so has
+        the KV of `tokens`, those that it has consumed: it is a checkpoint of the tree again."""
+        if lease.state_load is not None:
+            slot, depth = lease.state_load.slot, lease.state_load.depth
+            lease.state_load = None
+            self.commit_prefix(lease, tokens[:depth], (slot, depth))
 
     def finish(
         self, lease: Admission, tokens: Sequence[int] | Tokens, donate: bool = True
@@ -231,6 +222,9 @@ class CacheManager:
         tokens = as_tokens(tokens)
         self._check_covered(lease, tokens)
         self.release_source(lease)
+        if lease.state_load is not None:
+            self.slots.give_up([lease.state_load.slot])
+            lease.state_load = None
         commit, donated = Commit(0, 0, None), False
         if donate and len(tokens):
             state = Checkpoint(lease.slot, len(tokens))
@@ -240,21 +234,13 @@ class CacheManager:
             refused = inserted.refused if writes else "depth"
             commit = Commit(inserted.node.end - inserted.duplicate, inserted.duplicate, refused)
         if not donated:
-            self._slots.release(lease.slot, "running")
+            self.slots.release(lease.slot)
         self._tree.unlock(lease.lock)
         self._pages.release(lease.page_table, "running")
         self._leases.remove(lease)
         lease.page_table = lease.page_table[:0]
         lease.slot, lease.state_depth = -1, None
         return commit
-
-    def take_demotions(self, most: int) -> list[Demotion]:
-        """Up to `most` demotions to pack now, after seeing to it that native slots are free.
-
-        Each holds its node and its two slots until `commit_demotion` or `abort_demotion`.
-        """
-        self._tiers.reclaim(self.watermark)
-        return self._tiers.take_demotions(most)
 
     def commit_demotion(self, demotion: Demotion) -> bool:
         """The pack has been done: hits read the compressed state, the native slot is free.
@@ -280,7 +266,7 @@ class CacheManager:
 
     def stats(self) -> CacheStats:
         tiers = self._tiers
-        pools = {"kv_pages": self._pages.counts(), "native_slots": self._slots.counts()}
+        pools = {"kv_pages": self._pages.counts(), "native_slots": tiers.native.counts()}
         if tiers.compressed is not None:
             pools["compressed_slots"] = tiers.compressed.counts()
         evictions = {"kv_pages": self._tree.evicted_pages, **tiers.evicted}
@@ -302,8 +288,8 @@ class CacheManager:
             self.inputs.check_integrity(self._pages.free_pages)
         if self.host is not None:
             self.host.check_integrity()
-        slots = [lease.slot for lease in self._leases] + list(self._reserved)
-        self._slots.check_integrity("running", set(slots))
+        slots = [lease.slot for lease in self._leases] + list(self.slots.reserved)
+        self._tiers.native.check_integrity("running", set(slots))
         if len(slots) != len(set(slots)):
             raise RuntimeError(f"requests and reservations share slots: {sorted(slots)}")
         for node in self._tree.walk():
@@ -324,16 +310,20 @@ class CacheManager:
         shared = match.length // self.page_size
         needed = self._pages_for(max(host.length, tokens_total)) - shared
         pages = slot = None
-        if self._slots.free or self._tiers.evicts_next:
+        if self.slots.waits:  # evicting pages would be too early
+            self.slots.make_room()
+        else:
             pages = self._take_pages(needed)
-            slot = self._take_slot() if pages is not None else None
-        else:  # the slot has to be waited for: evicting pages would be too early
-            self._tiers.reclaim(1)
+            slot = self.slots.take() if pages is not None else None
         if pages is None or slot is None:
             self._pages.release(pages or (), "running")
             self._tree.unlock(lock)
             return None
-        loads = [Load(*source, page) for source, page in zip(host.pages, pages, strict=False)]
+        loads, at = list[Load](), 0
+        for chunk, rows in host.runs:
+            to = np.asarray(pages[at : at + len(rows)], np.int32)
+            loads.append(Load(chunk, rows, to, np.full_like(to, NONE)))
+            at += len(rows)
         copied = match.length % self.page_size and not loads
         copies = [(int(match.pages[-1]), pages[0])] if copied else []
         self._pages.retain(match.pages[:shared], "running")
@@ -352,6 +342,7 @@ class CacheManager:
             reason=reason or ("no_checkpoint" if match.restored < host.length else None),
             lock=lock,
             loads=loads,
+            state_load=None,
             shared=match.length,
             known=known,
             exact=match.exact and host.exact,
@@ -360,53 +351,70 @@ class CacheManager:
         self._leases.add(lease)
         if self.inputs is not None:
             self._give_inputs(lease)
+        if host.state is not None and host.state[1] > match.restored:
+            self._load_state(lease, *host.state)
+        if loads and lease.restored < lease.matched:
+            lease.branch_depth = lease.matched
         return lease
+
+    def _load_state(self, lease: Admission, chunk: Chunk, depth: int) -> None:
+        """A deeper state than the tree's, if there is a slot for it to come to."""
+        for slot in self.slots.reserve(1):
+            lease.state_load = StateLoad(chunk, depth, slot)
+            lease.source, lease.restored = Checkpoint(slot, depth), depth
+            lease.reason = "no_checkpoint" if depth < lease.matched else None
 
     def _give_inputs(self, lease: Admission) -> None:
         """Companions for the request's own pages: where they are wanted for the end of its prompt,
         and for the page it copies from the tree's if that has one."""
         assert self.inputs is not None
         self.inputs.use(lease.page_table)
-        size = self.page_size
-        first = lease.shared // size
-        loaded = {load.page for load in lease.loads}
         held = self._pages.held_by("running")
-        for index, page in enumerate(lease.page_table[first:], start=first):
-            if index == first and lease.page_copies:
-                source = lease.page_copies[0][0]
-                if not self.inputs.kept([source]):
-                    continue
+        first = lease.shared // self.page_size + sum(len(load.rows) for load in lease.loads)
+        for source, page in lease.page_copies:
+            first += 1
+            if self.inputs.kept([source]):
                 self.inputs.grant([page], held)
                 if self.inputs.kept([page]):
                     old, new = self.inputs.of([source, page]).tolist()
                     lease.input_copies = [(old, new)]
-            elif page not in loaded and self.inputs.policy.wanted((index + 1) * size, lease.known):
-                self.inputs.grant([page], held)
+        ends = (np.arange(first, len(lease.page_table)) + 1) * self.page_size
+        wanted = self.inputs.policy.wanted(ends, lease.known)
+        self.inputs.grant(lease.page_table[first:][wanted], held)
 
     def _offload(self, node: Node) -> None:
-        """Enters the pages of a leaf that goes in the host store, where they are not yet."""
+        """Enters the pages of a leaf that goes in the host store, where they are not yet; and those
+        before them that make up a whole chunk, though they stay here: a prefix that goes node by
+        node would leave small chunks, and they come back padded, in many small transfers."""
         assert self.host is not None
         tokens, table = self._tree.prefix(node), self._tree.page_table(node)
-        for run in self.host.missing(tokens, node.start // self.page_size, node.exact):
+        most = CHUNK_ROWS[-1]
+        for run in self.host.missing(
+            tokens, node.start // self.page_size // most * most, node.exact
+        ):
             if not self.host.fits(run):
                 continue
             pages = table[run.start : run.stop]
-            companions = np.full(len(pages), -1) if self.inputs is None else self.inputs.of(pages)
-            kept = frozenset(np.flatnonzero(companions >= 0).tolist())
-            chunk = self.host.add(tokens, run, kept, node.exact)
-            self._offloads.append(Offload(chunk, pages.tolist(), companions.tolist()))
+            none = np.full(len(pages), NONE, np.int32)
+            companions = none if self.inputs is None else self.inputs.of(pages)
+            chunk = self.host.add(tokens, run, companions != NONE, node.exact)
+            self._offloads.append(Offload(chunk, pages, companions))
+        state = node.checkpoint
+        if state is None or state.representation != "dense" or not state.exact:
+            return
+        # A state takes as much as the KV of a thousand tokens or more: those that a long prompt
+        # has left on its way stay behind.
+        chunk = None if state.passing else self.host.add_state(tokens)
+        if chunk is not None:
+            self._offloads.append(StateOffload(chunk, node.end, state.slot))
 
     def _slide_inputs(self, lease: Admission, pages: list[int], length: int) -> None:
         """Companions for pages of generated tokens; with a tail, the older ones of them go."""
         assert self.inputs is not None
         self.inputs.grant(pages, self._pages.held_by("running"))
-        first, size = self._pages_for(lease.known), self.page_size
-        for index in range(len(lease.page_table) - len(pages) - 1, first - 1, -1):
-            page = lease.page_table[index]
-            if not self.inputs.policy.wanted((index + 1) * size, length):
-                if not self.inputs.kept([page]):
-                    break
-                self.inputs.drop([page])
+        index = np.arange(self._pages_for(lease.known), len(lease.page_table) - len(pages))
+        wanted = self.inputs.policy.wanted((index + 1) * self.page_size, length)
+        self.inputs.drop(lease.page_table[index[~wanted]])
 
     def _insert(
         self, lease: Admission, tokens: Sequence[int] | Tokens, state: Checkpoint | None
@@ -435,17 +443,6 @@ class CacheManager:
             if self._tree.evict_leaf() is None:
                 return None
         return self._pages.allocate(n)
-
-    def _take_slot(self) -> int | None:
-        if not self._slots.free:
-            self._tiers.reclaim(1)
-        slots = self._slots.allocate(1)
-        return slots[0] if slots else None
-
-    def _take_back(self, slot: int) -> None:
-        if slot not in self._reserved:
-            raise ValueError(f"slot {slot} is not reserved for a checkpoint")
-        self._reserved.remove(slot)
 
     def _pages_for(self, tokens: int) -> int:
         return -(-tokens // self.page_size)

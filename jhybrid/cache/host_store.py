@@ -1,4 +1,4 @@
-"""What evicted pages leave in host memory, found again by the tokens they hold.
+"""What evicted pages and states leave in host memory, found again by the tokens they hold.
 
 Consecutive pages that leave the tree together are a chunk, the unit of transfer and of eviction
 (least recently used first). Every page of it is entered under all tokens before the page, so that
@@ -14,48 +14,62 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from jhybrid.cache.allocator import PoolCounts
 from jhybrid.cache.radix_node import Tokens, common_length
 
-CHUNK_ROWS = (8, 64)  # pages of a chunk, padded to one of these: few shapes, large transfers
+CHUNK_ROWS = (8, 32, 64)  # pages of a chunk, padded to one of these: few shapes, large transfers
 
 
 @dataclass(eq=False)
 class Chunk:
-    """Consecutive pages that hold `tokens`; those of `with_inputs` have group inputs, too."""
+    """Consecutive pages that hold `tokens`, which follow `start` others; `with_inputs` says which
+    have group inputs, too. `states` are what has consumed all tokens up to a depth."""
 
+    start: int
     tokens: Tokens
     rows: int
-    with_inputs: frozenset[int]
+    with_inputs: NDArray[np.bool_]
     exact: bool
     payload: Any = None  # None until the engine has dispatched the copy
+    states: dict[int, Any] = field(default_factory=dict)  # likewise
     size: int = 0  # bytes
     keys: list[bytes] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
 class HostMatch:
-    """Pages (chunk, row) that continue a prefix from its last page border on, up to `length`."""
+    """Rows of chunks that continue a prefix from its last page border on, up to `length`, and the
+    depth of the deepest state on the way with its chunk."""
 
     length: int
-    pages: tuple[tuple[Chunk, int], ...]
+    runs: tuple[tuple[Chunk, range], ...] = ()
+    state: tuple[Chunk, int] | None = None
 
     @property
     def exact(self) -> bool:
-        return all(chunk.exact for chunk, _ in self.pages)
+        return all(chunk.exact for chunk, _ in self.runs)
 
 
 class HostStore:
-    """Chunks within `capacity` bytes, of pages of `page_bytes` and inputs of `input_bytes`."""
+    """Chunks within `capacity` bytes, of pages of `page_bytes`, inputs of `input_bytes` and states
+    of `state_bytes`."""
 
-    def __init__(self, capacity: int, page_size: int, page_bytes: int, input_bytes: int) -> None:
+    def __init__(
+        self,
+        capacity: int,
+        page_size: int,
+        page_bytes: int,
+        input_bytes: int,
+        state_bytes: int,
+    ) -> None:
         if capacity < 1:
             raise ValueError(f"host memory must be at least 1 byte, got {capacity}")
         self.capacity, self.page_size = capacity, page_size
         self.used = 0  # bytes
         self.evicted = 0  # chunks
-        self._bytes = page_bytes, input_bytes
+        self._bytes, self._state_bytes = (page_bytes, input_bytes), state_bytes
         self._order: OrderedDict[Chunk, None] = OrderedDict()
         self._pages: dict[bytes, list[tuple[Chunk, int]]] = {}
 
@@ -63,24 +77,28 @@ class HostStore:
         """The longest continuation of tokens[:start], which are cached elsewhere."""
         size = self.page_size
         at = start // size * size
-        prefix, found, length = _hash(tokens[:at]), [], at
+        prefix, found, length = _hash(tokens[:at]), list[tuple[Chunk, range]](), at
+        state: tuple[Chunk, int] | None = None
         while at < len(tokens):
             best, common = self._best(prefix.digest(), tokens[at:], strict)
             if best is None:
                 break
             chunk, row = best
             whole = common // size  # another chunk may hold more of the page that ends the run
-            found += [(chunk, row + i) for i in range(whole or 1)]
+            found.append((chunk, range(row, row + max(whole, 1))))
             length = at + (whole * size or common)
+            depth = max((d for d in chunk.states if d <= length), default=0)
+            if depth and (state is None or depth > state[1]):
+                state = chunk, depth
             if not whole:
                 break
             prefix.update(_bytes(tokens[at:length]))
             at = length
         if length <= start:
-            return HostMatch(start, ())
+            return HostMatch(start)
         for chunk in {chunk: None for chunk, _ in found}:
             self._order.move_to_end(chunk)
-        return HostMatch(length, tuple(found))
+        return HostMatch(length, tuple(found), state)
 
     def missing(self, tokens: Tokens, first: int, exact: bool) -> list[range]:
         """Runs of pages of `tokens`, from page `first` on, that are not held."""
@@ -98,18 +116,18 @@ class HostStore:
             prefix.update(_bytes(part))
         return absent
 
-    def add(self, tokens: Tokens, pages: range, with_inputs: frozenset[int], exact: bool) -> Chunk:
+    def add(
+        self, tokens: Tokens, pages: range, with_inputs: NDArray[np.bool_], exact: bool
+    ) -> Chunk:
         """A chunk of these pages of `tokens`. Raises ValueError if it is larger than all there is
         (see `fits`)."""
         size = self.page_size
         own = tokens[pages.start * size : pages.stop * size].copy()
-        chunk = Chunk(own, len(pages), with_inputs, exact)
-        chunk.size = self._chunk_bytes(len(pages), bool(with_inputs))
+        chunk = Chunk(pages.start * size, own, len(pages), with_inputs, exact)
+        chunk.size = self._chunk_bytes(len(pages), bool(with_inputs.any()))
         if chunk.size > self.capacity:
             raise ValueError(f"a chunk of {chunk.size} bytes, the host has {self.capacity}")
-        while self.used + chunk.size > self.capacity:
-            self._forget(self._order.popitem(last=False)[0])
-            self.evicted += 1
+        self._make_room(chunk.size)
         prefix = _hash(tokens[: pages.start * size])
         for row in range(chunk.rows):
             key = prefix.digest()
@@ -118,6 +136,23 @@ class HostStore:
             prefix.update(_bytes(own[row * size : (row + 1) * size]))
         self._order[chunk] = None
         self.used += chunk.size
+        return chunk
+
+    def add_state(self, tokens: Tokens) -> Chunk | None:
+        """The chunk with the last of these tokens, where there is room for the state that has
+        consumed them all and there is none."""
+        first, depth = (len(tokens) - 1) // self.page_size * self.page_size, len(tokens)
+        found, common = self._best(_hash(tokens[:first]).digest(), tokens[first:], True)
+        if found is None or common < depth - first or depth in found[0].states:
+            return None
+        chunk = found[0]
+        if chunk.size + self._state_bytes > self.capacity:
+            return None
+        self._order.move_to_end(chunk)
+        self._make_room(self._state_bytes)
+        chunk.states[depth] = None
+        chunk.size += self._state_bytes
+        self.used += self._state_bytes
         return chunk
 
     def fits(self, pages: range) -> bool:
@@ -147,6 +182,11 @@ class HostStore:
     def _chunk_bytes(self, rows: int, with_inputs: bool) -> int:
         page, inputs = self._bytes
         return padded_rows(rows) * (page + with_inputs * inputs)
+
+    def _make_room(self, size: int) -> None:
+        while self.used + size > self.capacity:
+            self._forget(self._order.popitem(last=False)[0])
+            self.evicted += 1
 
     def _forget(self, chunk: Chunk) -> None:
         self.used -= chunk.size

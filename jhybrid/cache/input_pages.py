@@ -8,14 +8,13 @@ another page needs one and it is the least recently used that no request holds.
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from jhybrid.cache.allocator import PoolCounts
+from jhybrid.cache.allocator import Pages, PoolCounts
 
 NONE = -1
 
@@ -28,9 +27,9 @@ class InputPolicy:
     pages: int
     tail: int | None = None
 
-    def wanted(self, end: int, length: int) -> bool:
-        """Whether a page whose last token is before `end` is kept for a boundary at `length`."""
-        return self.tail is None or end > length - self.tail
+    def wanted(self, ends: NDArray[np.int64], length: int) -> NDArray[np.bool_]:
+        """Whether pages whose last token is before `ends` are kept for a boundary at `length`."""
+        return ends > (0 if self.tail is None else length - self.tail)
 
 
 class InputPages:
@@ -42,48 +41,49 @@ class InputPages:
         self.policy = policy
         self.taken = 0  # companions that another page took
         self._of = np.full(kv_pages, NONE, np.int32)
+        self._used = np.zeros(kv_pages, np.int64)  # when, on a clock that counts pages
+        self._clock = 0
         self._free = list(range(policy.pages - 1, -1, -1))
-        self._used: OrderedDict[int, None] = OrderedDict()  # KV pages, least recently used first
 
-    def of(self, pages: Sequence[int] | NDArray[np.int32]) -> NDArray[np.int32]:
+    def of(self, pages: Pages) -> NDArray[np.int32]:
         """The companion of each KV page, NONE where it has none."""
         return self._of[np.asarray(pages, np.intp)]
 
-    def kept(self, pages: Sequence[int] | NDArray[np.int32]) -> bool:
+    def kept(self, pages: Pages) -> bool:
         """Whether the inputs of all tokens of these pages are there."""
         return bool((self.of(pages) != NONE).all())
 
-    def use(self, pages: Iterable[int]) -> None:
-        """Makes them the youngest."""
-        for page in pages:
-            if page in self._used:
-                self._used.move_to_end(page)
+    def use(self, pages: Pages) -> None:
+        """Makes them the youngest, the last of them the youngest of all."""
+        self._used[np.asarray(pages, np.intp)] = self._clock + np.arange(len(pages))
+        self._clock += len(pages)
 
-    def grant(self, pages: Iterable[int], held: NDArray[np.bool_]) -> None:
-        """Companions for new pages, as far as there are; none is taken from a `held` page."""
-        for page in pages:
-            if not self._free:
-                victim = next((p for p in self._used if not held[p]), None)
-                if victim is None:
-                    return
-                self.drop([victim])
-                self.taken += 1
-            self._of[page] = self._free.pop()
-            self._used[page] = None
+    def grant(self, pages: Pages, held: NDArray[np.bool_]) -> None:
+        """Companions for new pages, the first ones if there are not enough; none is taken from a
+        `held` page, nor from another of these."""
+        short = len(pages) - len(self._free)
+        if short > 0:
+            victims = np.flatnonzero((self._of != NONE) & ~held)
+            victims = victims[np.argsort(self._used[victims])][:short]
+            self.drop(victims)
+            self.taken += len(victims)
+        granted = np.asarray(pages, np.intp)[: len(self._free)]
+        if len(granted):
+            self._of[granted] = self._free[: -len(granted) - 1 : -1]
+            del self._free[-len(granted) :]
+            self.use(granted)
 
-    def drop(self, pages: Iterable[int]) -> None:
+    def drop(self, pages: Pages) -> None:
         """The inputs of these pages are kept no longer."""
-        for page in pages:
-            companion = int(self._of[page])
-            if companion != NONE:
-                self._free.append(companion)
-                self._of[page] = NONE
-                del self._used[page]
+        index = np.asarray(pages, np.intp)
+        index = index[self._of[index] != NONE]
+        self._free.extend(self._of[index].tolist())
+        self._of[index] = NONE
 
     def counts(self, tree: NDArray[np.bool_]) -> PoolCounts:
         """Companions by who holds their pages; `tree` marks the tree's."""
         of_tree = int(np.count_nonzero(tree & (self._of != NONE)))
-        running = len(self._used) - of_tree
+        running = self.policy.pages - len(self._free) - of_tree
         return PoolCounts(self.policy.pages, len(self._free), of_tree, running)
 
     def check_integrity(self, free_pages: Iterable[int]) -> None:
@@ -91,8 +91,8 @@ class InputPages:
         owned = self._of[self._of != NONE].tolist()
         of_free = int(np.count_nonzero(self._of[list(free_pages)] != NONE))
         everything = sorted([*owned, *self._free])
-        if everything != list(range(self.policy.pages)) or of_free or len(owned) != len(self._used):
+        if everything != list(range(self.policy.pages)) or of_free:
             raise RuntimeError(
-                f"group inputs: {len(owned)} pages owned ({of_free} by free KV pages, "
-                f"{len(self._used)} listed) + {len(self._free)} free != {self.policy.pages}"
+                f"group inputs: {len(owned)} pages owned ({of_free} by free KV pages) + "
+                f"{len(self._free)} free != {self.policy.pages}"
             )

@@ -141,8 +141,11 @@ class RadixCache:
         out all of a colder conversation to keep several of a warm one.
         """
         self._use_kv(lock.node)
-        if lock.checkpoint_node is not None:
-            self.tiers.use(lock.checkpoint_node)
+        node = lock.checkpoint_node
+        if node is not None:
+            assert node.checkpoint is not None
+            node.checkpoint = replace(node.checkpoint, passing=False)
+            self.tiers.use(node)
 
     # Changing
 
@@ -190,10 +193,10 @@ class RadixCache:
         node = self._leaves.pop()
         if node is None:
             return None
-        if node.has_state:
-            self.tiers.evict(node)
         if self.on_evict is not None:
             self.on_evict(node)
+        if node.has_state:
+            self.tiers.evict(node)
         freed = self._remove_leaf(node)
         self.evicted_pages += freed
         return freed

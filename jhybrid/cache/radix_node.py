@@ -34,13 +34,15 @@ class Checkpoint:
     `slot` belongs to the pool of the representation: the native one for `dense`, and for `demoting`
     (on its way to a compressed slot) until that is committed. An `absent` one was evicted and stays
     as a note, so that a short hit can say why; its slot is -1. `exact`: no approximation went into
-    it before it was stored.
+    it before it was stored. `passing`: it was left on the way of a long prefill, no prefix is known
+    to end or part there, and no hit has used it.
     """
 
     slot: int
     depth: int
     representation: Representation = struct.field(pytree_node=False, default="dense")
     exact: bool = struct.field(pytree_node=False, default=True)
+    passing: bool = struct.field(pytree_node=False, default=False)
 
 
 @dataclass(eq=False, slots=True, repr=False)

@@ -1,5 +1,9 @@
-"""The bundled demonstration model: how it was made, and where it lies."""
+"""The bundled demonstration models: how they were made, and where they lie."""
 
 from pathlib import Path
 
-MODEL_FOLDER = Path(__file__).parent / "model"
+MODELS = {
+    "demo": Path(__file__).parent / "model",  # Gated DeltaNet
+    "demo-kda": Path(__file__).parent / "model_kda",  # Kimi Delta Attention
+}
+MODEL_FOLDER = MODELS["demo"]

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
+from ..batch import DenseBatch
 from ..models.hybrid import ModelParams
 from ..sharding import make_mesh
 from .batches import TASKS
@@ -19,6 +20,7 @@ from .corpus import Corpus, Text
 from .export import rounded
 from .model import gates_fn, logits_fn, static_horizons, text_horizons
 from .presets import Preset
+from .score import Sheet, failures, score
 from .tokenizer import END_OF_TEXT, IM_END, TOKENS_USED, build_tokenizer
 from .trials import PROMPTS, SKILLS, TEMPERATURE, TRIALS, sample_prompt
 
@@ -70,21 +72,28 @@ def _write(
 
 
 def evaluate(
-    params: ModelParams, preset: Preset, corpus: Corpus, clock: Clock, seed: int
+    params: ModelParams,
+    preset: Preset,
+    corpus: Corpus,
+    sheets: dict[tuple[str, int], Sheet],
+    clock: Clock,
+    seed: int,
 ) -> Iterator[tuple[str, Any]]:
     """Names and results, one measurement after the other, of the weights as they are published.
 
     In bfloat16 where that is fast. What there is no time for comes out as a remark.
     """
-    mesh, config = make_mesh(1), preset.model_config()
+    mesh, config = make_mesh(1), preset.architecture.model_config()
     dtype = jnp.float32 if jax.default_backend() == "cpu" else jnp.bfloat16
-    run = jax.jit(logits_fn(config, mesh, dtype))
+    whole = logits_fn(config, mesh, dtype)
+    run = jax.jit(lambda params, ids: whole(params, DenseBatch(ids)))
     params = rounded(params, config)
     writer = Writer(run, params)
     count, bounds = preset.trials, preset.trial_bytes
     # not the seeds of training
     rngs = iter(np.random.default_rng((seed, 1 << 40)).spawn(100))
-    parts: dict[str, Callable[[], Any]] = {
+    parts: dict[str, Callable[[], Any]] = {"benchmark": lambda: benchmark(whole, params, sheets)}
+    parts |= {
         f"recall_{name}": partial(recall, writer, corpus, name, count, bounds, next(rngs))
         for name in TRIALS
     }
@@ -105,6 +114,18 @@ def _attempt(part: Callable[[], Any]) -> Any:
         return part()
     except Exception as error:
         return f"failed: {error!r}"
+
+
+def benchmark(
+    run: Callable[[ModelParams, DenseBatch], Array],
+    params: ModelParams,
+    sheets: dict[tuple[str, int], Sheet],
+) -> dict[str, Any]:
+    """Scores by task and length, and which thresholds they miss."""
+    found: dict[str, dict[str, dict[str, float]]] = {}
+    for task, length, arms in score(run, params, sheets):
+        found.setdefault(task, {})[str(length)] = arms
+    return {"scores": found, "failures": failures(found)}
 
 
 def recall(

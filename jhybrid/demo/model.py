@@ -11,15 +11,19 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jax.sharding import Mesh
-from jaxtyping import Float, Int32
+from jaxtyping import Float
+
+from pallas_kernels import unpack
 
 from ..batch import DenseBatch
 from ..config import ModelConfig
-from ..layers.gated_delta_net import GatedDeltaNetParams
-from ..layers.linear import project
-from ..layers.norm import rms_norm
+from ..layers.delta_rule import gate_activation
+from ..layers.gated_delta_net import GatedDeltaNetParams, gated_delta_net_inputs
+from ..layers.kimi_delta_attention import KimiDeltaAttentionParams, kimi_delta_attention_inputs
+from ..layers.norm import Normed
 from ..models.hybrid import (
     REPLICATED,
+    LinearMixer,
     ModelParams,
     decoder_layer,
     logits,
@@ -30,7 +34,7 @@ from ..models.hybrid import (
 from ..params import ParamSpec, map_specs
 from .wording import Rng
 
-HORIZONS = (4.0, 4096.0)  # tokens; spread log-uniformly over the heads of each layer at the start
+HORIZONS = (4.0, 4096.0)  # tokens; spread log-uniformly over the units of each layer at the start
 FADED = 1e-3  # a horizon is the time in which a state fades to this share
 NOMINAL_GATE_INPUT = -0.3  # the gate input at which static horizons are quoted
 
@@ -59,13 +63,18 @@ def initial_params(config: ModelConfig, seed: int) -> ModelParams:
     for layer in params.layers:
         layer.mixer.out[...] *= branch
         layer.ffn.down[...] *= branch
-        if isinstance(layer.mixer, GatedDeltaNetParams):
-            layer.mixer.ba[1] *= 0.1  # the gate's input
+        match layer.mixer:  # the gate's input
+            case GatedDeltaNetParams() as mixer:
+                mixer.ba[1] *= 0.1
+            case KimiDeltaAttentionParams() as mixer:
+                mixer.decay_up[...] *= 0.1
+            case _:
+                pass
     return jax.tree.map(jnp.asarray, params)
 
 
 def _spread_bias(rng: Rng, shape: tuple[int, ...]) -> np.ndarray:
-    """dt_bias of one layer: with A_log = 0, one head in each equal part of the log range."""
+    """dt_bias of one layer: with A_log = 0, one unit in each equal part of the log range."""
     count = math.prod(shape)
     part = (rng.permutation(count) + rng.random(count)) / count
     low, high = HORIZONS
@@ -80,7 +89,7 @@ def cast(params: ModelParams, config: ModelConfig, dtype: Any) -> ModelParams:
 
 
 def all_logits(
-    params: ModelParams, token_ids: Int32[Array, "B T"], config: ModelConfig, remat: bool
+    params: ModelParams, batch: DenseBatch, config: ModelConfig
 ) -> Float[Array, "B T vocab"]:
     """Logits at every position of whole rows; runs inside the shard_map of one device.
 
@@ -88,32 +97,32 @@ def all_logits(
     not a scatter in which thousands of tokens add to the same row in bfloat16.
     """
     table = params.embedding
-    x = jax.nn.one_hot(token_ids, table.shape[0], dtype=table.dtype) @ table
-    step = jax.checkpoint(decoder_layer, static_argnums=(3, 5)) if remat else decoder_layer
+    x = jax.nn.one_hot(batch.token_ids, table.shape[0], dtype=table.dtype) @ table
     for layer in params.layers:
-        x, _ = step(layer, x, None, 0, DenseBatch(token_ids), config)
+        x, _ = decoder_layer(layer, x, None, 0, batch, config)
     return logits(params, x, config)
 
 
 def logits_fn(
-    config: ModelConfig, mesh: Mesh, dtype: Any, *, remat: bool = False
-) -> Callable[[ModelParams, Array], Array]:
-    """(params, token_ids [B, T]) -> float32 logits [B, T, vocab], on a mesh of one device."""
+    config: ModelConfig, mesh: Mesh, dtype: Any
+) -> Callable[[ModelParams, DenseBatch], Array]:
+    """(params, rows) -> float32 logits [B, T, vocab], on a mesh of one device."""
 
-    def local(params: ModelParams, token_ids: Array) -> Array:
-        return all_logits(cast(params, config, dtype), token_ids, config, remat)
+    def local(params: ModelParams, batch: DenseBatch) -> Array:
+        return all_logits(cast(params, config, dtype), batch, config)
 
     return sharded(local, mesh, (model_partition(config), REPLICATED), REPLICATED)
 
 
 def static_horizons(params: ModelParams) -> dict[str, list[float]]:
-    """Tokens until a value head's state fades to 1e-3, from its weights alone, by layer, sorted."""
+    """Tokens until a unit's state fades to 1e-3, from its weights alone, by layer, sorted."""
     horizons = {}
     for index, layer in enumerate(params.layers):
-        if isinstance(layer.mixer, GatedDeltaNetParams):
+        if isinstance(layer.mixer, LinearMixer):
             bias = np.asarray(layer.mixer.dt_bias, np.float64) + NOMINAL_GATE_INPUT
-            rate = np.exp(np.asarray(layer.mixer.A_log, np.float64)) * np.logaddexp(0, bias)
-            faded = np.round(-math.log(FADED) / rate, 1)
+            speed = np.exp(np.asarray(layer.mixer.A_log, np.float64))
+            rate = speed.reshape(speed.shape + (1,) * (bias.ndim - speed.ndim))
+            faded = np.round(-math.log(FADED) / (rate * np.logaddexp(0, bias)), 1)
             horizons[str(index)] = sorted(faded.ravel().tolist())
     return horizons
 
@@ -121,25 +130,31 @@ def static_horizons(params: ModelParams) -> dict[str, list[float]]:
 def gates_fn(
     config: ModelConfig, mesh: Mesh, dtype: Any
 ) -> Callable[[ModelParams, Array], list[Array]]:
-    """(params, token_ids [B, T]) -> the log-decays [B, T, H] of every linear layer on that text."""
+    """(params, token_ids [B, T]) -> log-decays [B, T, units] of every linear layer on that text."""
+
+    def log_decays(mixer: LinearMixer, h: Normed, batch: DenseBatch) -> Array:
+        if isinstance(mixer, GatedDeltaNetParams):
+            inputs, *_ = gated_delta_net_inputs(mixer, h, None, 0, batch, config.linear)
+        else:
+            inputs, _ = kimi_delta_attention_inputs(mixer, h, None, 0, batch, config.linear)
+        g = unpack(*inputs, config.linear.key_dim, gate_activation(config.linear))[3]
+        return g.reshape(*g.shape[:2], -1)
 
     def local(params: ModelParams, token_ids: Array) -> list[Array]:
-        params = cast(params, config, dtype)
+        params, batch = cast(params, config, dtype), DenseBatch(token_ids)
         x, decays = params.embedding[token_ids], []
         for layer in params.layers:
-            if isinstance(layer.mixer, GatedDeltaNetParams):
-                h = rms_norm(x, layer.mixer_norm, config.norm_eps)
-                inputs = project(h, layer.mixer.ba[1], dtype=jnp.float32)
-                rate = jnp.exp(layer.mixer.A_log) * jax.nn.softplus(inputs + layer.mixer.dt_bias)
-                decays.append(-rate.reshape(*token_ids.shape, -1))
-            x, _ = decoder_layer(layer, x, None, 0, DenseBatch(token_ids), config)
+            if isinstance(layer.mixer, LinearMixer):
+                h = Normed(x, layer.mixer_norm, config.norm_eps)
+                decays.append(log_decays(layer.mixer, h, batch))
+            x, _ = decoder_layer(layer, x, None, 0, batch, config)
         return decays
 
     return jax.jit(sharded(local, mesh, (model_partition(config), REPLICATED), REPLICATED))
 
 
 def text_horizons(decays: list[Array]) -> list[dict[str, list[float]]]:
-    """Per layer, heads sorted: horizon at the mean decay, and at its 90th and 10th percentile.
+    """Per layer, units sorted: horizon at the mean decay, and at its 90th and 10th percentile.
 
     The last two differ where a gate follows the text; they would be equal for a frozen one.
     """

@@ -12,6 +12,7 @@ from flax import struct
 from jax import Array
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from ..batch import DenseBatch
 from ..config import ModelConfig
 from ..models.hybrid import ModelParams, model_specs
 from ..params import is_spec, map_specs
@@ -34,6 +35,17 @@ class TrainState:
     by_task: Array  # float32 [tasks, MEASURES]
     grad_norm: Array  # float32, summed
     skipped: Array  # int32: steps without an update because the gradient was not finite
+
+
+@struct.dataclass
+class DeviceBatch:
+    """A batch where the step reads it; see `batches.Batch`."""
+
+    ids: Any  # uint16 [B, T + 1]
+    weights: Any  # float32 [B, T]
+    task: Any  # int32 [B]
+    state_cut: Any  # int32 [B]
+    key_cut: Any  # int32 [B]
 
 
 Step = Callable[..., tuple[TrainState, Array]]
@@ -78,26 +90,25 @@ def make_step(
     mesh: Mesh,
     dtype: Any,
 ) -> Step:
-    """(state, ids [B, T + 1], weights [B, T], task [B], learning rate) -> state, loss."""
+    """(state, batch, learning rate) -> state, loss; the batch as `device_batch` gives it."""
     run = logits_fn(config, mesh, dtype)
     rates = _rates(config, preset)
 
-    def loss_fn(params: ModelParams, ids: Array, weights: Array, task: Array) -> tuple:
-        ids = ids.astype(jnp.int32)
-        scores, targets = run(params, ids[:, :-1]), ids[:, 1:]
+    def loss_fn(params: ModelParams, batch: DeviceBatch) -> tuple:
+        ids, weights = batch.ids.astype(jnp.int32), batch.weights
+        rows = DenseBatch(ids[:, :-1], batch.state_cut, batch.key_cut)
+        scores, targets = run(params, rows), ids[:, 1:]
         losses = optax.softmax_cross_entropy_with_integer_labels(scores, targets)
         loss = jnp.sum(losses * weights) / jnp.maximum(jnp.sum(weights), 1)
         counted = (weights >= COUNTED).astype(jnp.float32)
         right = jnp.where(jnp.argmax(scores, axis=-1) == targets, counted, 0)
-        rows = jnp.stack([(losses * counted).sum(1), right.sum(1), counted.sum(1)], axis=1)
-        of_task = jax.nn.one_hot(task, len(TASK_NAMES), axis=0)  # [tasks, B]
-        return loss, jnp.matmul(of_task, rows, precision=jax.lax.Precision.HIGHEST)
+        sums = jnp.stack([(losses * counted).sum(1), right.sum(1), counted.sum(1)], axis=1)
+        of_task = jax.nn.one_hot(batch.task, len(TASK_NAMES), axis=0)  # [tasks, B]
+        return loss, jnp.matmul(of_task, sums, precision=jax.lax.Precision.HIGHEST)
 
-    def step(
-        state: TrainState, ids: Array, weights: Array, task: Array, rate: Array
-    ) -> tuple[TrainState, Array]:
+    def step(state: TrainState, batch: DeviceBatch, rate: Array) -> tuple[TrainState, Array]:
         gradient = jax.value_and_grad(loss_fn, has_aux=True)
-        (loss, by_task), grads = gradient(state.params, ids, weights, task)
+        (loss, by_task), grads = gradient(state.params, batch)
         norm = jnp.sqrt(sum(jnp.sum(g * g) for g in jax.tree.leaves(grads)))
         fine = jnp.isfinite(norm)
         grads = jax.tree.map(lambda g: g * jnp.minimum(1, CLIP / (norm + 1e-9)), grads)
@@ -122,8 +133,8 @@ def make_step(
     return step
 
 
-def compile_step(step: Step, state: TrainState, mesh: Mesh, rows: int, length: int) -> Step:
-    """`step` compiled for one shape ahead of its use, so that it can be done beside training."""
+def lower_step(step: Step, state: TrainState, mesh: Mesh, rows: int, length: int) -> Any:
+    """`step` lowered for one shape ahead of its use, to be compiled beside training."""
     where = replicated(mesh)
 
     def like(shape: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
@@ -133,8 +144,12 @@ def compile_step(step: Step, state: TrainState, mesh: Mesh, rows: int, length: i
     jitted = jax.jit(step, donate_argnums=0, out_shardings=where)
     return jitted.lower(
         shapes,
-        like((rows, length + 1), jnp.uint16),
-        like((rows, length), jnp.float32),
-        like((rows,), jnp.int32),
+        DeviceBatch(
+            ids=like((rows, length + 1), jnp.uint16),
+            weights=like((rows, length), jnp.float32),
+            task=like((rows,), jnp.int32),
+            state_cut=like((rows,), jnp.int32),
+            key_cut=like((rows,), jnp.int32),
+        ),
         like((), jnp.float32),
-    ).compile()
+    )

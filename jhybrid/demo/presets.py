@@ -8,12 +8,9 @@ conversation and the other skills.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
-from ..config import ModelConfig
-from ..hf_config import model_config
-from .tokenizer import END_OF_TEXT, IM_END, MAX_CONTEXT, VOCAB_SIZE
+from .architectures import Architecture, GatedDeltaNet, KimiLinear
 
 Shares = Mapping[str, float]
 
@@ -30,19 +27,9 @@ class Phase:
 
 @dataclass(frozen=True)
 class Preset:
-    hidden: int
-    layers: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    key_heads: int
-    value_heads: int
-    key_dim: int
-    value_dim: int
-    mlp: int
+    architecture: Architecture
     tokens_per_batch: Mapping[int, int]
     phases: tuple[Phase, ...]
-    pattern: str = "LLLF"  # L linear, F full attention; repeated
     peak_lr: float = 2e-3
     final_lr: float = 2e-5
     hold_until: float = 0.45  # fraction of the time at peak_lr; cosine to final_lr after it
@@ -52,182 +39,152 @@ class Preset:
     ahead: int = 48  # batches in the making: a second or two of an accelerator's work
     log_every: int = 100
     save_seconds: float = 60.0
-    trials: int = 100
+    trials: int = 50
     trial_bytes: tuple[int, int] = (1000, 2000)
     sample_bytes: int = 700
-    eval_seconds: float = 75.0  # kept back from training for the evaluation
+    scored: int = 40  # problems of each of the evaluation's tasks and of each length
+    scored_lengths: tuple[int, ...] = (1024, 2048, 4096)
+    eval_seconds: float = 65.0  # kept back from training for the evaluation
 
     @property
     def lengths(self) -> list[int]:
         """All row lengths, in the order in which phases first need them."""
         return list(dict.fromkeys(length for phase in self.phases for length in phase.lengths))
 
+    def continued(self) -> Preset:
+        """To go on with a trained model: the last phase alone, from half the peak rate."""
+        return replace(
+            self, phases=self.phases[-1:], peak_lr=self.peak_lr / 2, hold_until=self.hold_until / 2
+        )
+
     def phase_at(self, fraction: float) -> Phase:
         return next((p for p in self.phases if fraction < p.until), self.phases[-1])
 
-    def hf_config(self) -> dict[str, Any]:
-        """The published form: config.json of a text-only Qwen3.5 checkpoint."""
-        kinds = {"L": "linear_attention", "F": "full_attention"}
-        pairs = self.head_dim // 8  # rotated pairs: a quarter of the head, two dims each
-        return {
-            "architectures": ["Qwen3_5ForCausalLM"],
-            "model_type": "qwen3_5_text",
-            "dtype": "bfloat16",
-            "vocab_size": VOCAB_SIZE,
-            "hidden_size": self.hidden,
-            "intermediate_size": self.mlp,
-            "num_hidden_layers": self.layers,
-            "layer_types": [kinds[self.pattern[i % len(self.pattern)]] for i in range(self.layers)],
-            "num_attention_heads": self.heads,
-            "num_key_value_heads": self.kv_heads,
-            "head_dim": self.head_dim,
-            "linear_num_key_heads": self.key_heads,
-            "linear_num_value_heads": self.value_heads,
-            "linear_key_head_dim": self.key_dim,
-            "linear_value_head_dim": self.value_dim,
-            "linear_conv_kernel_dim": 4,
-            "hidden_act": "silu",
-            "rms_norm_eps": 1e-6,
-            "attention_bias": False,
-            "attention_dropout": 0.0,
-            "initializer_range": 0.02,
-            "rope_parameters": {
-                "rope_type": "default",
-                "rope_theta": 10000.0,
-                "partial_rotary_factor": 0.25,
-                "mrope_interleaved": True,
-                "mrope_section": [pairs - 2 * (pairs // 3), pairs // 3, pairs // 3],
-            },
-            "max_position_embeddings": MAX_CONTEXT,
-            "tie_word_embeddings": True,
-            "use_cache": True,
-            "bos_token_id": None,
-            "eos_token_id": IM_END,
-            "pad_token_id": END_OF_TEXT,
-        }
 
-    def model_config(self) -> ModelConfig:
-        return model_config(self.hf_config())
-
-
-DEMO_PHASES = (
+MIX = {
+    "fiction": 0.05,
+    "stories": 0.11,
+    "dialogue": 0.09,
+    "induction": 0.04,
+    "recall": 0.06,
+    "chat_recall": 0.07,
+    "copying": 0.01,
+    "needles": 0.18,
+    "writes": 0.14,
+    "variables": 0.07,
+    "common_words": 0.10,
+    "frequent_words": 0.08,
+}
+PHASES = (
     Phase(
         "256",
-        0.18,
+        0.12,
         {256: 1.0},
         {
-            "fiction": 0.09,
-            "stories": 0.14,
-            "induction": 0.22,
-            "registers": 0.05,
-            "recall": 0.45,
-            "copying": 0.05,
+            "fiction": 0.05,
+            "stories": 0.08,
+            "induction": 0.20,
+            "recall": 0.20,
+            "needles": 0.12,
+            "writes": 0.18,
+            "variables": 0.06,
+            "common_words": 0.05,
+            "frequent_words": 0.06,
         },
     ),
     Phase(
         "512",
-        0.27,
+        0.24,
         {512: 0.8, 256: 0.2},
         {
-            "fiction": 0.10,
-            "stories": 0.14,
-            "induction": 0.16,
-            "registers": 0.06,
-            "recall": 0.38,
-            "chat_recall": 0.07,
-            "copying": 0.04,
-            "dialogue": 0.05,
-        },
-    ),
-    Phase(
-        "1024",
-        0.36,
-        {1024: 0.8, 512: 0.2},
-        {
-            "fiction": 0.11,
-            "stories": 0.14,
-            "induction": 0.10,
-            "registers": 0.05,
-            "recall": 0.34,
-            "chat_recall": 0.12,
-            "copying": 0.04,
-            "dialogue": 0.10,
-        },
-    ),
-    Phase(
-        "2048",
-        0.47,
-        {2048: 0.75, 1024: 0.25},
-        {
-            "fiction": 0.11,
-            "stories": 0.14,
-            "induction": 0.08,
-            "registers": 0.05,
-            "recall": 0.34,
-            "chat_recall": 0.14,
-            "copying": 0.04,
-            "dialogue": 0.10,
-        },
-    ),
-    Phase(
-        "mixed",
-        1.0,
-        {2048: 0.40, 1024: 0.32, 512: 0.14, 4096: 0.14},
-        {
-            "fiction": 0.14,
-            "stories": 0.25,
-            "dialogue": 0.21,
-            "recall": 0.12,
-            "chat_recall": 0.10,
-            "last_write": 0.05,
-            "tracking": 0.03,
-            "counting": 0.03,
-            "registers": 0.03,
-            "induction": 0.02,
+            "fiction": 0.05,
+            "stories": 0.08,
+            "induction": 0.12,
+            "recall": 0.10,
+            "chat_recall": 0.05,
             "copying": 0.02,
+            "dialogue": 0.03,
+            "needles": 0.16,
+            "writes": 0.17,
+            "variables": 0.08,
+            "common_words": 0.07,
+            "frequent_words": 0.07,
         },
     ),
+    Phase("1024", 0.42, {1024: 0.8, 512: 0.2}, MIX),
+    Phase("2048", 0.62, {2048: 0.7, 1024: 0.3}, MIX),
+    Phase("mixed", 1.0, {2048: 0.35, 1024: 0.30, 4096: 0.25, 512: 0.10}, MIX),
 )
 
-PRESETS = {
-    "demo": Preset(
-        hidden=256,
-        layers=8,
-        heads=4,
-        kv_heads=2,
-        head_dim=64,
-        key_heads=4,
-        value_heads=8,
-        key_dim=64,
-        value_dim=32,
-        mlp=512,
-        tokens_per_batch={256: 16384, 512: 16384, 1024: 16384, 2048: 32768, 4096: 32768},
-        phases=DEMO_PHASES,
-    ),
-    # A minute on a laptop's processor: shows that everything works, learns little.
-    "tiny": Preset(
-        hidden=64,
-        layers=4,
-        heads=2,
-        kv_heads=1,
-        head_dim=32,
-        key_heads=2,
-        value_heads=4,
-        key_dim=16,
-        value_dim=16,
-        mlp=128,
+GDN = GatedDeltaNet(
+    pattern="LLLFLLLF",
+    hidden=256,
+    mlp=512,
+    heads=4,
+    linear_heads=4,
+    key_dim=64,
+    kv_heads=2,
+    head_dim=64,
+    value_heads=8,
+    value_dim=32,
+)
+KDA = KimiLinear(
+    pattern="LLLFLLLF",
+    hidden=256,
+    mlp=512,
+    heads=4,
+    linear_heads=4,
+    key_dim=64,
+    latent_dim=128,
+    nope_dim=48,
+    shared_dim=16,
+    value_dim=64,
+)
+TINY_GDN = replace(
+    GDN, pattern="LLLF", hidden=64, mlp=128, heads=2, linear_heads=2, key_dim=16, kv_heads=1,
+    head_dim=32, value_heads=4, value_dim=16,
+)  # fmt: skip
+TINY_KDA = replace(
+    KDA, pattern="LLLF", hidden=64, mlp=128, heads=2, linear_heads=2, key_dim=16, latent_dim=32,
+    nope_dim=16, shared_dim=16, value_dim=32,
+)  # fmt: skip
+
+
+def _full(architecture: Architecture) -> Preset:
+    tokens = {256: 16384, 512: 16384, 1024: 16384, 2048: 32768, 4096: 32768}
+    return Preset(architecture, tokens, PHASES)
+
+
+def _tiny(architecture: Architecture) -> Preset:
+    """A minute on a laptop's processor: shows that everything works, learns little."""
+    return Preset(
+        architecture,
         tokens_per_batch={128: 2048, 256: 2048},
         phases=(
             Phase("128", 0.6, {128: 1.0}, {"stories": 0.4, "induction": 0.4, "recall": 0.2}),
-            Phase("256", 1.0, {256: 1.0}, {"stories": 0.5, "dialogue": 0.3, "recall": 0.2}),
+            Phase(
+                "256",
+                1.0,
+                {256: 1.0},
+                {"stories": 0.4, "dialogue": 0.2, "recall": 0.2, "writes": 0.2},
+            ),
         ),
         warmup_steps=20,
         ahead=6,
         log_every=20,
         save_seconds=20.0,
         trials=8,
+        scored=2,
+        scored_lengths=(1024,),
         trial_bytes=(300, 400),
         sample_bytes=60,
         eval_seconds=40.0,
-    ),
+    )
+
+
+PRESETS = {
+    "gdn": _full(GDN),
+    "kda": _full(KDA),
+    "tiny-gdn": _tiny(TINY_GDN),
+    "tiny-kda": _tiny(TINY_KDA),
 }

@@ -9,6 +9,8 @@ import numpy as np
 from .tokenizer import END_OF_TEXT, encode
 
 ANSWER_WEIGHT = 5.0  # what must be recalled or worked out
+BALANCE = 0.15  # of a balanced row: what its answers weigh together, for each token of the row
+BALANCE_LIMITS = (2.0, 16.0)  # of one token's weight
 CONTEXT_WEIGHT = 0.03  # the rest of such a row: random keys and numbers teach nothing
 PROSE_WEIGHT = 1.0
 
@@ -17,12 +19,14 @@ PROSE_WEIGHT = 1.0
 class Row:
     """`weights[i]` is the weight of predicting `ids[i]` from what stands before it.
 
-    `answers` are the half-open spans of `ids` whose content follows from earlier tokens.
+    `answers` are the half-open spans of `ids` whose content follows from earlier tokens, and
+    `boundary` is where the text ends that they are about and the questions begin.
     """
 
     ids: np.ndarray  # uint16 [T + 1]
     weights: np.ndarray  # float32 [T + 1]
     answers: tuple[tuple[int, int], ...]
+    boundary: int | None = None
 
 
 @dataclass
@@ -34,6 +38,7 @@ class RowBuilder:
     _weights: list[tuple[float, int]] = field(default_factory=list)
     _answers: list[tuple[int, int]] = field(default_factory=list)
     used: int = 0
+    boundary: int | None = None
 
     @property
     def room(self) -> int:
@@ -62,11 +67,21 @@ class RowBuilder:
         """What was added so far, as text; only for rows without markers."""
         return bytes(self.ids().astype(np.uint8)).decode(errors="replace")
 
-    def finish(self) -> Row:
-        """The row. Padding has weight 0; an answer that does not fit whole is no answer."""
+    def finish(self, *, balanced: bool = False) -> Row:
+        """The row. Padding has weight 0; an answer that does not fit whole is no answer.
+
+        In a balanced row few answers weigh as much as many, so that no task drowns another.
+        """
         if self.room > 0:
             self.add(np.full(self.room, END_OF_TEXT, np.uint16), 0.0)
         values, counts = zip(*self._weights, strict=True)
         ids = np.concatenate(self._ids)[: self.size]
         weights = np.repeat(np.array(values, np.float32), counts)[: self.size]
-        return Row(ids, weights, tuple(a for a in self._answers if a[1] <= self.size))
+        answers = tuple(a for a in self._answers if a[1] <= self.size)
+        if balanced and answers:
+            tokens = sum(stop - start for start, stop in answers)
+            weight = np.clip(BALANCE * self.size / tokens, *BALANCE_LIMITS)
+            for start, stop in answers:
+                weights[start:stop] = weight
+        boundary = self.boundary if self.boundary and self.boundary < self.size else None
+        return Row(ids, weights, answers, boundary)

@@ -17,14 +17,11 @@ from .tokenizer import END_OF_TEXT, encode
 from .wording import (
     ADJECTIVES,
     ANIMALS,
-    NAMES,
-    PLACES,
     THINGS,
     WORDS,
     Fact,
     Rng,
     between,
-    capital,
     chance,
     digits,
     facts,
@@ -142,6 +139,7 @@ def recall_row(rng: Rng, text: Text, size: int, known: list[Fact], asked: list[F
     while len(tail) > 1 and spare - _length(tail) < size // 8:
         tail.pop()
     hide(rng, row, haystack(rng, text, max(spare - _length(tail), 2)), told)
+    row.boundary = row.used
     for (before, after), value in tail:
         row.add(before).answer(value).add(after)
     return row.finish()
@@ -180,132 +178,3 @@ _COPY_FRAMES = (
     ("", "\n"),
     ("Original:\n", "\n\nCopy:\n"),
 )
-
-
-def last_write(rng: Rng, corpus: Corpus, size: int) -> Row:
-    """Things that change: only the last value told counts."""
-    row = RowBuilder(size)
-    write, ask = pick(rng, _WRITES)
-    holders = [f"the {pick(rng, ADJECTIVES)} {pick(rng, THINGS)}" for _ in range(4)]
-    holders = list(dict.fromkeys(holders))[: between(rng, 1, 4 if size >= 512 else 2)]
-    in_prose = size >= 512 and chance(rng, 0.5)
-    numbers = chance(rng, 0.7)
-    now: dict[str, str] = {}
-    told: list[str] = []
-    tail = 64 * len(holders)
-    budget = size - tail - (between(rng, size // 4, size // 2) if in_prose else 0)
-    while sum(map(len, told)) + len(told) < budget and len(told) < 60:
-        holder = pick(rng, holders)
-        value = digits(rng, between(rng, 2, 5)) if numbers else f"the {pick(rng, ANIMALS)}"
-        now[holder] = value
-        told.append(write.format(Holder=capital(holder), holder=holder, value=value))
-    if in_prose:
-        spare = size - tail - sum(len(t) + 1 for t in told)
-        hide(rng, row, haystack(rng, corpus.fiction, max(spare, 2)), told)
-    else:
-        row.add(pick(rng, (" ", "\n")).join(told))
-    for i in rng.permutation(len(now)):
-        holder = list(now)[i]
-        row.add(ask.format(Holder=capital(holder), holder=holder)).answer(now[holder]).add(".")
-    return row.finish()
-
-
-_WRITES = (
-    ("{Holder} now holds {value}.", "\nAt the end {holder} holds "),
-    ("{Holder} holds {value}.", "\nWhat does {holder} hold now? {Holder} holds "),
-    ("Then {holder} got {value}.", "\nWhat did {holder} get last? "),
-    ("Set {holder} to {value}.", "\nThe value of {holder} is "),
-    ("Someone put {value} in {holder}.", "\nWhat was put in {holder} last? "),
-)
-
-
-def tracking(rng: Rng, corpus: Corpus, size: int) -> Row:
-    """Chains of names: a gets a number, b the value of a, and so on; what is c?"""
-    row = RowBuilder(size)
-    while row.room > 200:
-        start, link, ask = pick(rng, _LINKS)
-        names = [_letters(rng).upper() + pick(rng, ("", "", "1", "2")) for _ in range(40)]
-        names = list(dict.fromkeys(names))
-        chains: list[list[str]] = []
-        roots: dict[str, str] = {}
-        hops = between(rng, 1, 4)
-        for _ in range(between(rng, 1, max(1, min(5, row.room // 150)))):
-            value, before, chain = digits(rng), "", []
-            for hop in range(hops + 1):
-                name = names.pop()
-                roots[name] = value
-                line = link if hop else start
-                chain.append(line.format(name=name, before=before, value=value))
-                before = name
-            chains.append(chain)
-        told = _interleave(rng, chains)
-        asked = [list(roots)[i] for i in rng.permutation(len(roots))[: between(rng, 1, 4)]]
-        tail = sum(len(ask.format(name=name)) + len(roots[name]) + 1 for name in asked)
-        spare = row.room - tail - sum(len(t) + 1 for t in told)
-        if spare > 100 and chance(rng, 0.5):
-            hide(rng, row, haystack(rng, corpus.fiction, between(rng, 40, spare)), told)
-        else:
-            row.add("\n".join(told))
-        for name in asked:
-            row.add(ask.format(name=name)).answer(roots[name]).add(".")
-        row.add("\n\n")
-    return row.finish()
-
-
-_LINKS = (
-    ("Let {name} be {value}.", "Let {name} be {before}.", "\nThe value of {name} is "),
-    ("{name} = {value}.", "{name} = {before}.", "\n{name} = "),
-    ("Set {name} to {value}.", "Set {name} to {before}.", "\nWhat is {name}? "),
-    ("{name} is {value}.", "{name} is the same as {before}.", "\n{name} is "),
-)
-
-
-def _interleave(rng: Rng, lists: list[list[str]]) -> list[str]:
-    """All items, each list in its own order, the lists mixed at random."""
-    queues = [list(reversed(items)) for items in lists]
-    mixed = []
-    while queues:
-        queue = queues[int(rng.random() * len(queues))]
-        mixed.append(queue.pop())
-        queues = [q for q in queues if q]
-    return mixed
-
-
-def counting(rng: Rng, corpus: Corpus, size: int) -> Row:
-    """A list of words: how often does one of them occur, and which occurs most?"""
-    row = RowBuilder(size)
-    while row.room > 150:
-        pool = list({pick(rng, WORDS) for _ in range(between(rng, 2, 6))})
-        counts = {word: between(rng, 1, 6) for word in pool}
-        # no tie for the first place, so that "most often" has one answer
-        top = pick(rng, pool)
-        counts[top] = max(counts.values()) + 1
-        words = [word for word, count in counts.items() for _ in range(count)]
-        words = [words[i] for i in rng.permutation(len(words))]
-        while sum(map(len, words)) + 2 * len(words) > row.room - 110:
-            words.pop()
-        row.add(f"Words: {', '.join(words)}.")
-        for word in [pool[i] for i in rng.permutation(len(pool))[: between(rng, 1, 3)]]:
-            row.add(f"\nHow often is {word} in the list? ").answer(str(words.count(word)))
-        tally = {word: words.count(word) for word in pool}
-        best = [word for word in pool if tally[word] == max(tally.values())]
-        if len(best) == 1:
-            row.add("\nThe most common word is ").answer(best[0]).add(".")
-        row.add("\n\n")
-    return row.finish()
-
-
-def registers(rng: Rng, corpus: Corpus, size: int) -> Row:
-    """Last write wins without words around it: `x=5 y=7 x=9 x? 9`, asked all along the row."""
-    row = RowBuilder(size)
-    names = list(dict.fromkeys(pick(rng, NAMES + PLACES) for _ in range(between(rng, 2, 8))))
-    now: dict[str, str] = {}
-    stop = pick(rng, ("\n", "; ", " "))
-    while row.room > 0:
-        name = pick(rng, names)
-        if name in now and chance(rng, 0.5):
-            row.add(f"{name}? ").answer(now[name]).add(stop)
-        else:
-            now[name] = digits(rng, between(rng, 1, 5))
-            row.add(f"{name}={now[name]}{stop}")
-    return row.finish()

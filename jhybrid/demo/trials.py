@@ -90,7 +90,7 @@ TRIALS: dict[str, TrialMaker] = {
     "four_numbers": four_numbers,
 }
 
-SKILLS = ("induction", "copying", "registers", "last_write", "tracking", "counting")
+SKILLS = ("induction", "copying")
 
 TEMPERATURE = 0.6  # of the samples
 PROMPTS = (  # (a user's message or None, text that the model continues)

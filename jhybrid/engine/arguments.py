@@ -48,7 +48,7 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         default="demo",
         metavar="MODEL",
-        help="converted or Hugging Face checkpoint directory, demo, or dummy:PRESET",
+        help="converted or Hugging Face checkpoint directory, demo, demo-kda, or dummy:PRESET",
     )
     model = parser.add_argument_group("model")
     model.add_argument("--tp", type=positive, metavar="N", help="tensor parallel ranks")

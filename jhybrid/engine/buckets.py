@@ -5,13 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 MOVES = 8  # states that one call packs or restores
+LONG_STEP = 8192  # tokens of a prefill; beyond, padding costs more than another program
 MAX_REPLAYS = 4  # sequences of which one call replays group inputs
+SHORT = 32  # rows whose products run as fast as those of a decode step (see skinny_matmul)
+REPLAY_CALL = 64  # tokens whose replay takes as long as one more call does beside its tokens
 
 
 @dataclass(frozen=True)
 class Buckets:
     prefill_tokens: tuple[int, ...]
     prefill_sequences: tuple[int, ...]
+    replay_tokens: tuple[int, ...]
     decode: tuple[int, ...]
     checkpoint_interval: int
     pages: int  # page-table width
@@ -21,17 +25,36 @@ class Buckets:
         an interval, a branch, the end of the prompt, and the rest)."""
         return -(-tokens // self.checkpoint_interval) + 4 * sequences
 
+    def replay_calls(self, tokens: int) -> tuple[int, ...]:
+        """Buckets that hold so many tokens together. A replay is bound by arithmetic from some 200
+        tokens on, so that padding costs what tokens cost: a few exact calls beat a padded one."""
+        if tokens <= self.replay_tokens[0]:
+            return self.replay_tokens[:1]
+        largest = max(size for size in self.replay_tokens if size <= tokens)
+        rest = tokens - largest
+        apart = (largest, *self.replay_calls(rest)) if rest else (largest,)
+        if tokens > self.replay_tokens[-1]:
+            return apart
+        one = (bucket(self.replay_tokens, tokens),)
+        return min(one, apart, key=lambda calls: sum(calls) + REPLAY_CALL * len(calls))
+
 
 def make_buckets(
     max_prefill_tokens: int, max_running: int, checkpoint_interval: int, pages: int
 ) -> Buckets:
     """Few enough that compiling them all is quick, close enough that padding stays cheap."""
-    tokens = _powers(min(64, max_prefill_tokens), max_prefill_tokens, 6)
+    most = max_prefill_tokens
+    tokens = _powers(min(64, most), min(LONG_STEP, most), 6)
+    while tokens[-1] < most:
+        tokens += (min(2 * tokens[-1], most),)
+    if most > 64:
+        tokens = (SHORT, *tokens)
     # From two up: for a single row XLA copies whole pools to update one slot (see
     # pallas_kernels.ragged), and the embedding to float32 to multiply by it.
     sequences = _powers(2, max(2, min(max_running, 16)), 8)
+    replays = _powers(min(64, max_prefill_tokens), min(1024, max_prefill_tokens), 4)
     decode = _powers(2, max(2, max_running), 4)
-    return Buckets(tokens, sequences, decode, checkpoint_interval, pages)
+    return Buckets(tokens, sequences, replays, decode, checkpoint_interval, pages)
 
 
 def _powers(low: int, high: int, factor: int) -> tuple[int, ...]:

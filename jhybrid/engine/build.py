@@ -19,7 +19,7 @@ from tqdm import tqdm
 
 from ..cache.cache_manager import CacheManager
 from ..config import ModelConfig, require
-from ..demo import MODEL_FOLDER
+from ..demo import MODEL_FOLDER, MODELS
 from ..hf_config import model_config, read_hf_config
 from ..models.hybrid import ModelParams, model_specs
 from ..params import init_params
@@ -50,12 +50,13 @@ class Model:
 
 
 def find_model(name: str) -> Model:
-    """`demo`, `dummy:<preset>` or a folder written by convert or published on a hub."""
+    """`demo`, `demo-kda`, `dummy:<preset>` or a folder written by convert or published on a hub."""
     if name.startswith("dummy:"):
         return Model(name, preset(name.removeprefix("dummy:")), None, MODEL_FOLDER)
-    folder = MODEL_FOLDER if name == "demo" else Path(name)
-    require(folder.is_dir(), "model", name, "demo, dummy:<preset> or an existing folder")
-    label = name if name == "demo" else folder.resolve().name
+    folder = MODELS.get(name, Path(name))
+    known = "demo, demo-kda, dummy:<preset> or an existing folder"
+    require(folder.is_dir(), "model", name, known)
+    label = name if name in MODELS else folder.resolve().name
     return Model(label, model_config(read_hf_config(folder)), folder, folder)
 
 
@@ -115,8 +116,7 @@ def create_engine(name: str, engine: EngineConfig, *, warm_up: bool = True) -> E
     check_memory(config, engine, dtype, context)  # before minutes of loading
     params = _load(model, config, mesh, dtype)
     params, compression = compress(params, config, engine, dtype, model.folder)
-    compressed_bytes = compression.slot_bytes if compression else None
-    sizes = size_pools(config, engine, mesh, dtype, context, compressed_bytes)
+    sizes = size_pools(config, engine, mesh, dtype, context, compression)
     tokenizer = _tokenizer(model.tokenizer_folder)
     runner = ModelRunner(
         params,

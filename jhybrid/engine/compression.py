@@ -10,25 +10,28 @@ from ..config import ModelConfig
 from ..models.hybrid import ModelParams
 from ..params import count_bytes
 from ..retention.maps import MoveMaps
-from ..retention.movers import compressed_specs
+from ..retention.movers import compressed_specs, scratch_bytes
 from ..retention.permutation import permute_params
 from ..retention.plan_file import stored_or_selected
 from ..retention.prepare import prepare
 from ..retention.ratios import CheckpointDtype, finite, plan_ratios
 from ..retention.selection import RetentionPlan
+from .buckets import MOVES
 from .config import EngineConfig
 
 
 @dataclass(frozen=True, eq=False)
 class Compression:
     """`window`: tokens of the longest refresh (max W_u of dasc eq. 7). `slot_bytes` of one
-    compressed slot, over all ranks. `lossless`: restored states are the ones that were stored.
+    compressed slot and `scratch_bytes` of one call of the movers, over all ranks. `lossless`:
+    restored states are the ones that were stored.
     """
 
     maps: MoveMaps  # numpy, [P, ...]
     dtype: CheckpointDtype
     window: int
     slot_bytes: int
+    scratch_bytes: int
     lossless: bool
     facts: dict[str, Any]  # of the plan, for /server_info
 
@@ -57,18 +60,24 @@ def apply_plan(
     prepared = prepare(plan, config, engine.tp, layout=engine.layout, placement=engine.placement)
     if prepared.order is not None:
         params = permute_params(params, config, prepared.order)
-    one_slot = compressed_specs(config, prepared.maps, 1, engine.checkpoint_dtype)
+    maps, kind = prepared.maps, engine.checkpoint_dtype
+    slot = count_bytes(compressed_specs(config, maps, 1, kind), dtype)
+    scratch = scratch_bytes(config, maps, MOVES, kind)
     ratios = asdict(plan_ratios(plan, config, engine.tp, dtype.itemsize))
     compression = Compression(
-        maps=prepared.maps,
-        dtype=engine.checkpoint_dtype,
+        maps=maps,
+        dtype=kind,
         window=plan.replay_window,
-        slot_bytes=count_bytes(one_slot, dtype),
+        slot_bytes=slot,
+        scratch_bytes=scratch,
         lossless=bool(plan.keep.all()) and engine.checkpoint_dtype == "float32",
         facts={
             "rule": plan.rule,
             "a_s": plan.horizons.gate_input,
+            "weights": plan.horizons.digest,
             "replay_window": plan.replay_window,
+            "slot_bytes": slot,
+            "scratch_bytes": scratch,
             **finite(ratios),
         },
     )

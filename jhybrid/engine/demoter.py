@@ -32,7 +32,7 @@ class Demoter:
 
     def start(self) -> None:
         """Dispatch at most one batch, so that a step never has to wait for more than that."""
-        demotions = self._cache.take_demotions(MOVES)
+        demotions = self._cache.slots.take_demotions(MOVES)
         if not demotions:
             return
         try:

@@ -7,9 +7,7 @@ its state has consumed the stopping token, and its depth says so.
 
 from __future__ import annotations
 
-import logging
 import time
-from collections.abc import Sequence as Items
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,21 +18,17 @@ from jax import Array
 from ..cache.cache_manager import CacheManager
 from ..config import require
 from .buckets import MAX_REPLAYS
+from .check import check_request
 from .config import EngineConfig
 from .demoter import Demoter
 from .detokenizer import TokenBytes
 from .host_tier import HostTier
 from .metrics import EngineMetrics, RequestClock
 from .model_runner import ModelRunner
-from .request import (
-    FinishReason,
-    QueueFull,
-    Request,
-    RequestUpdate,
-    TokenLogprob,
-)
-from .sampler import MAX_BANNED, Sampled
-from .scheduler import Piece, Plan, Scheduler
+from .request import FinishReason, QueueFull, Request, RequestUpdate, TokenLogprob
+from .sampler import Sampled
+from .scheduler import Plan, Scheduler
+from .scores import Scored, keep_prompt_scores, prompt_targets, token_logprob
 from .sequence import Sequence
 from .step_inputs import (
     at_position,
@@ -48,15 +42,13 @@ from .step_inputs import (
 )
 from .text_stream import TextStream
 
-log = logging.getLogger(__name__)
-
 
 @dataclass
 class InFlight:
     """A dispatched step: who drew what, and prompt log-probabilities still on the device."""
 
     draws: list[tuple[list[Sequence | None], Sampled]]
-    scored: list[tuple[Piece, int]]  # pieces with their first row in `scores`
+    scored: Scored
     scores: tuple[Array, ...]
 
 
@@ -100,7 +92,15 @@ class Engine:
         self._compiled = runner.compilations()
 
     def add(self, request: Request) -> None:
-        self._check(request)
+        name = request.request_id
+        require(name not in self._sequences, "request_id", name, "an id that is not in use")
+        check_request(
+            request,
+            self.config,
+            max_context=self.max_context,
+            vocab_size=self.vocab_size,
+            eos=self._eos,
+        )
         waiting = len(self.scheduler.waiting)
         if waiting >= self.config.max_queue:
             raise QueueFull(waiting, self.config.max_queue)
@@ -124,29 +124,6 @@ class Engine:
         self._sequences[request.request_id] = sequence
         self._metrics.prompt_tokens += len(prompt)
         self.scheduler.waiting.append(sequence)
-
-    def _check(self, request: Request) -> None:
-        prompt, params = request.prompt_token_ids, request.params
-        name = request.request_id
-        require(name not in self._sequences, "request_id", name, "an id that is not in use")
-        require(len(prompt) > 0, "prompt", prompt, "at least one token")
-        most = self.max_context - 1
-        require(len(prompt) <= most, "prompt", f"{len(prompt)} tokens", f"at most {most} tokens")
-        worst = max(prompt, key=lambda t: t if t >= 0 else 2**31)
-        size = self.vocab_size
-        require(0 <= worst < size, "prompt", f"token id {worst}", f"ids from 0 to {size - 1}")
-        for field in ("stop_token_ids", "logit_bias"):
-            for token in getattr(params, field):
-                require(0 <= token < size, field, token, f"token ids from 0 to {size - 1}")
-        banned = len(set(params.stop_token_ids) | self._eos)
-        few = params.min_tokens == 0 or banned <= MAX_BANNED
-        require(few, "stop_token_ids", f"{banned} ids", f"at most {MAX_BANNED} with min_tokens")
-        recovery, possible = request.prefix_cache.recovery, self.config.recoveries
-        known = recovery is None or recovery in possible
-        require(known, "prefix_cache.recovery", recovery, f"one of {', '.join(possible)}")
-        ratio = request.prefix_cache.replay_ratio
-        known = ratio is None or 0 <= ratio <= 1
-        require(known, "prefix_cache.replay_ratio", ratio, "a number from 0 to 1")
 
     def abort(self, request_id: str) -> None:
         if request_id in self._sequences:
@@ -198,7 +175,8 @@ class Engine:
             step.draws.append((list(plan.decode), sampled))
         if plan.replays:
             assert self.cache.inputs is not None
-            self.runner.replay(replay_inputs(self.runner, plan.replays, self.cache.inputs))
+            for batch in replay_inputs(self.runner, plan.replays, self.cache.inputs):
+                self.runner.replay(batch)
         if plan.pieces:
             batch, rows = prefill_inputs(self.runner, plan.pieces, self.cache.inputs)
             last, hidden = self.runner.prefill(batch)
@@ -206,31 +184,19 @@ class Engine:
             if any(drawing):
                 mode = draw_mode([s for s in drawing if s is not None])
                 step.draws.append((drawing, self.runner.draw(last, rows, mode)))
-            step.scored, step.scores = self._prompt_logprobs(plan.pieces, hidden)
+            step.scored, targets = prompt_targets(plan.pieces, hidden.shape[0])
+            if step.scored:
+                step.scores = self.runner.prompt_logprobs(hidden, targets)
         if plan.late_restores:
             self.runner.load_states(plan.late_restores, keep=True)
         self.scheduler.dispatched(plan)
         return step
 
-    def _prompt_logprobs(
-        self, pieces: list[Piece], hidden: Array
-    ) -> tuple[list[tuple[Piece, int]], tuple[Array, ...]]:
-        """Scores of the prompt tokens that follow those of this step, for whoever asked."""
-        asking, targets, at = [], np.zeros(hidden.shape[0], np.int32), 0
-        for piece in pieces:
-            s = piece.sequence
-            if s.params.prompt_logprobs is not None and not s.reported and not piece.replays:
-                following = s.tokens[piece.start + 1 : piece.end + 1]
-                targets[at : at + len(following)] = following
-                asking.append((piece, at))
-            at += piece.end - piece.start
-        return asking, self.runner.prompt_logprobs(hidden, targets) if asking else ()
-
     def _commit(self, step: InFlight) -> list[RequestUpdate]:
         """Read a finished step: the only place where the host waits for the device."""
         scores = jax.device_get(step.scores)
         for piece, at in step.scored:
-            self._take_prompt_logprobs(piece, at, scores)
+            keep_prompt_scores(piece, at, scores)
         updates = []
         now = time.monotonic()
         for sequences, sampled in step.draws:
@@ -244,7 +210,7 @@ class Engine:
                 found = None
                 if sequence.wants_logprobs:
                     wanted = sequence.params.logprobs
-                    found = _token_logprob(tokens[n], logprob[n], top[n], top_logprobs[n], wanted)
+                    found = token_logprob(tokens[n], logprob[n], top[n], top_logprobs[n], wanted)
                 updates.append(self._append(sequence, int(tokens[n]), found, now))
         return updates
 
@@ -292,6 +258,8 @@ class Engine:
         if usage is not None:
             for kind in ("matched", "restored", "replayed"):
                 self._metrics.prefix_tokens[kind] += getattr(usage, f"{kind}_tokens")
+            if usage.cached_tokens:
+                self._metrics.prefix_hits[usage.recovery] += 1
         asked = sequence.params.prompt_logprobs is not None
         scores = (None, *sequence.prompt_logprobs) if asked else None
         return {"prefix_cache": usage, "prompt_logprobs": scores}
@@ -306,21 +274,6 @@ class Engine:
         self.scheduler.finish(sequence)
         sequence.clock.on_finish(time.monotonic(), reason)
         del self._sequences[sequence.request.request_id]
-
-    def _take_prompt_logprobs(self, piece: Piece, at: int, scores: tuple[np.ndarray, ...]) -> None:
-        sequence = piece.sequence
-        own, top, top_logprobs = scores
-        count = min(piece.end, sequence.prompt_len - 1) - piece.start
-        # A prompt that was preempted half-way runs, and reports, from its start again; one that
-        # starts behind a cached prefix has nothing to report of that.
-        del sequence.prompt_logprobs[piece.start :]
-        missing = piece.start - len(sequence.prompt_logprobs)
-        sequence.prompt_logprobs += [None] * missing
-        for n in range(at, at + count):
-            token = sequence.tokens[piece.start + 1 + n - at]
-            wanted = sequence.params.prompt_logprobs
-            found = _token_logprob(token, own[n], top[n], top_logprobs[n], wanted)
-            sequence.prompt_logprobs.append(found)
 
     def metrics(self) -> EngineMetrics:
         m, stats = self._metrics, self.cache.stats()
@@ -352,10 +305,3 @@ class Engine:
             self._demoter.settle(wait=True)
         self.cache.flush()
         return True
-
-
-def _token_logprob(
-    token: int, own: float, top: Items[int], top_logprobs: Items[float], wanted: int | None
-) -> TokenLogprob:
-    pairs = zip(top[:wanted], top_logprobs[:wanted], strict=True)
-    return TokenLogprob(int(token), float(own), tuple((int(t), float(p)) for t, p in pairs))

@@ -19,7 +19,7 @@ import numpy as np
 from ..cache.admission import Admission
 from ..cache.cache_manager import CacheManager
 from ..cache.host_store import Chunk, padded_rows
-from ..cache.offload import Load, Offload
+from ..cache.offload import Load, Offload, StateOffload
 from ..models.pages import PageKind
 from .model_runner import ModelRunner
 from .sequence import Sequence
@@ -54,24 +54,35 @@ class HostTier:
         return len(self._arriving)
 
     def offload(self) -> None:
-        """Dispatch the copies of all pages that the cache has evicted."""
+        """Dispatch the copies of all pages and states that the cache has evicted."""
         for offload in self._cache.take_offloads():
-            offload.chunk.payload = self._fetch(offload)
+            if isinstance(offload, StateOffload):
+                state = self._runner.take_pages("states", np.array([offload.slot], np.int32))
+                offload.chunk.states[offload.depth] = state
+            else:
+                offload.chunk.payload = self._fetch(offload)
 
     def start(self, sequences: Iterable[Sequence]) -> None:
-        """Send what newly admitted sequences have in host memory."""
+        """Send what newly admitted sequences have in host memory, all of it before any of it is
+        used: a transfer may have to wait for programs that were dispatched before it."""
         for sequence in sequences:
             lease = sequence.lease
             if lease is None or not lease.loads:
                 continue
-            inputs = [(x, x.input_page) for x in lease.loads if x.input_page is not None]
-            for targets, rows in self._send(inputs, "inputs"):
-                self._runner.put_pages("inputs", rows, targets)
-            parts = list(self._send([(load, load.page) for load in lease.loads], "kv"))
+            state = lease.state_load
+            states = [state.chunk.states[state.depth]] if state else []
+            arriving = self._runner.to_device("states", states)
+            inputs = self._send("inputs", [(x, x.input_pages) for x in lease.loads])
+            kv = self._send("kv", [(load, load.pages) for load in lease.loads])
             lease.loads = []
-            self._arriving.append(_Arriving(sequence, lease, parts))
+            self._arriving.append(_Arriving(sequence, lease, kv))
+            for rows in arriving:
+                assert state is not None
+                self._runner.put_pages("states", rows, np.array([state.slot], np.int32))
+            for targets, rows in inputs:
+                self._runner.put_pages("inputs", rows, targets)
             if not self.overlap:
-                jax.block_until_ready([rows for _, rows in parts])
+                jax.block_until_ready([rows for _, rows in kv])
 
     def settle(self, *, wait: bool) -> None:
         """Put what has arrived into its pages; with `wait` also what has not, which makes the
@@ -90,20 +101,20 @@ class HostTier:
 
     def _fetch(self, offload: Offload) -> dict[str, Any]:
         payload = {"kv": self._runner.take_pages("kv", offload.pages)}
-        if offload.chunk.with_inputs:
+        if offload.chunk.with_inputs.any():
             payload["inputs"] = self._runner.take_pages("inputs", offload.input_pages)
         return payload
 
     def _send(
-        self, loads: list[tuple[Load, int]], kind: PageKind
-    ) -> Iterable[tuple[np.ndarray, Any]]:
-        """Whole chunks on their way, with the page that each of their rows is for."""
-        by_chunk: dict[Chunk, list[tuple[int, int]]] = {}
-        for load, page in loads:
-            by_chunk.setdefault(load.chunk, []).append((load.row, page))
-        for chunk, wanted in by_chunk.items():
-            rows = self._runner.to_device(kind, chunk.payload[kind])
-            targets = np.full(padded_rows(chunk.rows), -1, np.int32)
-            for row, page in wanted:
-                targets[row] = page
-            yield targets, rows
+        self, kind: PageKind, loads: list[tuple[Load, np.ndarray]]
+    ) -> list[tuple[np.ndarray, Any]]:
+        """Whole chunks on their way, as one transfer, with the page that each row is for (-1:
+        nowhere)."""
+        targets: dict[Chunk, np.ndarray] = {}
+        for load, pages in loads:
+            if (pages >= 0).any():
+                blank = np.full(padded_rows(load.chunk.rows), -1, np.int32)
+                to = targets.setdefault(load.chunk, blank)
+                to[load.rows.start : load.rows.stop] = pages
+        rows = self._runner.to_device(kind, [chunk.payload[kind] for chunk in targets])
+        return list(zip(targets.values(), rows, strict=True))

@@ -7,6 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
+import numpy as np
+
 from ..config import require
 from .build import create_engine
 from .config import EngineConfig
@@ -51,8 +53,8 @@ class RequestOutput:
 class LLM:
     """A model for offline use. Flags are those of serve, with underscores.
 
-    `model` is `demo`, `dummy:<preset>` or a checkpoint folder. Use as a context manager, or call
-    `close()`, to free the device memory at a known time.
+    `model` is `demo`, `demo-kda`, `dummy:<preset>` or a checkpoint folder. Use as a context
+    manager, or call `close()`, to free the device memory at a known time.
     """
 
     def __init__(self, model: str = "demo", *, warm_up: bool = True, **flags: Any) -> None:
@@ -146,7 +148,8 @@ class LLM:
             require("prompt_token_ids" in prompt, "prompt", prompt, "a prompt_token_ids entry")
             prompt = prompt["prompt_token_ids"]
         tokenizer = self.get_tokenizer()
-        ids = tuple(tokenizer.encode(prompt) if isinstance(prompt, str) else map(int, prompt))
+        given: Any = tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
+        ids = tuple(given.tolist() if isinstance(given, np.ndarray) else given)
         name = f"offline-{self._count}"
         self._count += 1
         output = RequestOutput(name, text, ids, [CompletionOutput(i) for i in range(params.n)])

@@ -1,8 +1,8 @@
 """How many pages and slots the memory flags buy.
 
-`--state-memory` is one budget for native slots and compressed slots together, so that servers with
-and without compression are matched. A refresh (dasc-wr) needs no memory of its own: it runs in the
-native slot of the request that it is for.
+`--state-memory` is one budget for native slots, compressed slots and what the movers between them
+need beside those, so that servers with and without compression are matched. A refresh (dasc-wr)
+needs no memory of its own: it runs in the native slot of the request that it is for.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from ..config import ModelConfig, require
 from ..models.group_inputs import EIGHT_BIT
 from ..models.hybrid import cache_specs
 from ..params import count_bytes
+from .compression import Compression
 from .config import EngineConfig
 
 log = logging.getLogger(__name__)
@@ -64,12 +65,11 @@ def size_pools(
     mesh: Mesh,
     dtype: Any,
     context: int,
-    compressed_bytes: int | None = None,
+    compression: Compression | None = None,
 ) -> PoolSizes:
     """What the memory flags (or the device's free memory) pay for.
 
-    `compressed_bytes` is what one compressed slot takes over all ranks, None for no such pool. The
-    pool of pages holds at least one request of the longest context, or it is a ValueError.
+    The pool of pages holds at least one request of the longest context, or it is a ValueError.
     """
     page_bytes, slot_bytes, input_bytes = unit_bytes(config, engine, dtype)
     free = _free_bytes(mesh)
@@ -81,12 +81,16 @@ def size_pools(
     if engine.kv_memory is None:  # four times what all requests can fill is more than enough
         pages = min(pages, 4 * engine.max_running * -(-context // engine.page_size))
         input_pages = min(pages, input_pages)
-    sizes = split_states(engine, state, slot_bytes, compressed_bytes, pages)
+    if compression is None:
+        sizes = PoolSizes(pages, state // slot_bytes)
+    else:
+        compressed, scratch = compression.slot_bytes, compression.scratch_bytes
+        sizes = split_states(engine, state, slot_bytes, compressed, scratch, pages)
     sizes = replace(sizes, input_pages=input_pages)
     log.info("KV: %d pages of %d tokens, %s", pages, engine.page_size, _gib(pages * page_bytes))
     if input_pages:
         log.info("group inputs: %d pages, %s", input_pages, _gib(input_pages * input_bytes))
-    _log_states(sizes, slot_bytes, compressed_bytes or 0)
+    _log_states(sizes, slot_bytes, compression)
     return sizes
 
 
@@ -111,25 +115,28 @@ def split_pages(
 
 
 def split_states(
-    engine: EngineConfig, budget: int, slot_bytes: int, compressed_bytes: int | None, pages: int
+    engine: EngineConfig,
+    budget: int,
+    slot_bytes: int,
+    compressed_bytes: int,
+    scratch_bytes: int,
+    pages: int,
 ) -> PoolSizes:
-    """Native and compressed slots out of one budget in bytes.
+    """Native and compressed slots out of one budget in bytes, which pays for the scratch first.
 
     Native slots are for running requests and for the checkpoints that wait to be packed: those of
     one step, which are kept free. All else is compressed. `--native-slots` overrides.
     """
-    if compressed_bytes is None:
-        return PoolSizes(pages, budget // slot_bytes)
     staging = -(-engine.max_prefill_tokens // engine.checkpoint_interval) + min(
         engine.max_running, 8
     )
     native = engine.native_slots
     if native is None:
-        most = int(budget * NATIVE_SHARE) // slot_bytes
+        most = int((budget - scratch_bytes) * NATIVE_SHARE) // slot_bytes
         native = max(1, min(engine.max_running + staging, most))
-    compressed = (budget - native * slot_bytes) // compressed_bytes
-    least = native * slot_bytes + compressed_bytes
-    expected = f"at least {least} bytes for {native} native slots and a compressed one"
+    compressed = (budget - scratch_bytes - native * slot_bytes) // compressed_bytes
+    least = native * slot_bytes + compressed_bytes + scratch_bytes
+    expected = f"at least {least} bytes for {native} native slots, a compressed one and moves"
     require(compressed >= 1, "state_memory", budget, expected)
     watermark = min(staging, max(native - engine.max_running, native // 2))
     return PoolSizes(pages, native, compressed, watermark)
@@ -155,30 +162,33 @@ def input_policy(engine: EngineConfig, pages: int) -> InputPolicy | None:
 
 
 def host_store(config: ModelConfig, engine: EngineConfig, dtype: Any) -> HostStore | None:
-    """Host memory for pages that leave the device."""
+    """Host memory for pages and states that leave the device."""
     if engine.host_memory is None:
         return None
-    page, _, inputs = unit_bytes(config, engine, dtype)
-    return HostStore(engine.host_memory, engine.page_size, page, inputs)
+    page, slot, inputs = unit_bytes(config, engine, dtype)
+    return HostStore(engine.host_memory, engine.page_size, page, inputs, slot)
 
 
-def _log_states(sizes: PoolSizes, slot_bytes: int, compressed_bytes: int) -> None:
-    native, compressed = sizes.native_slots * slot_bytes, sizes.compressed_slots * compressed_bytes
-    log.info(
-        "states: %s in %d native slots of %.2f MiB (%d kept free), %s in %d compressed slots of "
-        "%.2f MiB",
-        _gib(native),
-        sizes.native_slots,
-        slot_bytes / 2**20,
-        sizes.watermark,
-        _gib(compressed),
-        sizes.compressed_slots,
-        compressed_bytes / 2**20,
-    )
+def _log_states(sizes: PoolSizes, slot_bytes: int, compression: Compression | None) -> None:
+    native = f"{sizes.native_slots} native slots of {_mib(slot_bytes)}"
+    log.info("states: %s in %s", _gib(sizes.native_slots * slot_bytes), native)
+    if compression is not None:
+        log.info(
+            "states: %d of those kept free; %s in %d compressed slots of %s; %s for moves",
+            sizes.watermark,
+            _gib(sizes.compressed_slots * compression.slot_bytes),
+            sizes.compressed_slots,
+            _mib(compression.slot_bytes),
+            _mib(compression.scratch_bytes),
+        )
 
 
 def _gib(size: int) -> str:
     return f"{size / 2**30:.2f} GiB"
+
+
+def _mib(size: int) -> str:
+    return f"{size / 2**20:.2f} MiB"
 
 
 def _free_bytes(mesh: Mesh) -> int | None:

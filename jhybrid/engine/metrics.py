@@ -6,11 +6,14 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import get_args
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
+
+from jhybrid.engine.request import RecoveryName
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 
@@ -18,6 +21,7 @@ OWNERS = ("free", "tree", "running")
 POOLS = ("kv_pages", "native_slots", "compressed_slots", "group_inputs", "host_bytes")
 FINISH_REASONS = ("stop", "length", "abort", "error")
 PREFIX_KINDS = ("matched", "restored", "replayed")
+RECOVERIES = tuple(name for name in get_args(RecoveryName) if name != "off")
 DEMOTION_OUTCOMES = ("committed", "aborted")
 
 LATENCY_BOUNDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
@@ -65,6 +69,7 @@ class EngineMetrics:
     compilations: int = 0
     finished: Counter[str] = field(default_factory=lambda: _zeros(FINISH_REASONS))
     prefix_tokens: Counter[str] = field(default_factory=lambda: _zeros(PREFIX_KINDS))
+    prefix_hits: Counter[str] = field(default_factory=lambda: _zeros(RECOVERIES))
     evictions: Counter[str] = field(default_factory=lambda: _zeros(POOLS))
     demotions: Counter[str] = field(default_factory=lambda: _zeros(DEMOTION_OUTCOMES))
     pools: dict[str, dict[str, int]] = field(
@@ -134,6 +139,7 @@ class _MetricsCollector(Collector):
         yield pool
         yield _counter("requests_finished", "Requests that ended.", "reason", m.finished)
         yield _counter("prefix_tokens", "Prompt tokens by cache outcome.", "kind", m.prefix_tokens)
+        yield _counter("prefix_hits", "Hits by what they got.", "recovery", m.prefix_hits)
         yield _counter("evictions", "Checkpoints, slots or pages evicted.", "pool", m.evictions)
         yield _counter("demotions", "Dense checkpoints demoted.", "outcome", m.demotions)
         yield _plain_counter("prompt_tokens", "Prompt tokens.", m.prompt_tokens)

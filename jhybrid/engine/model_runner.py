@@ -19,11 +19,11 @@ import numpy as np
 from jax import Array
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from pallas_kernels import NO_SLOT, Segments
+from pallas_kernels import NO_SLOT, Segments, prefers_whole_prompt
 
 from ..batch import Caches, DecodeBatch, PrefillBatch, ReplayBatch
 from ..cache.host_store import CHUNK_ROWS, padded_rows
-from ..config import ModelConfig
+from ..config import AttentionConfig, ModelConfig
 from ..models.groups import groups
 from ..models.hybrid import (
     REPLICATED,
@@ -58,11 +58,16 @@ from .sampler import (
 
 Shape = tuple[int, ...]
 
-# On the CPU the code is as fast as with full optimisation and is there a third sooner.
-CPU_OPTIONS: dict[str, bool | int | float | str] = {"xla_backend_optimization_level": 1}
+Options = dict[str, bool | int | float | str]
+
+# The code is as fast as with full optimisation and is there a third sooner.
+CPU_OPTIONS: Options = {"xla_backend_optimization_level": 1}
+# Tuning compiles dozens of Triton kernels for every shape of a product, most of a start's time, and
+# then chooses cuBLAS. Merged products would copy their weights into one matrix in every step.
+GPU_OPTIONS: Options = {"xla_gpu_enable_triton_gemm": False, "xla_gpu_dot_merger_threshold_mb": 0}
+COMPILER_OPTIONS = {"cpu": CPU_OPTIONS, "gpu": GPU_OPTIONS}
 
 LOGPROB_BLOCK = 64  # prompt positions whose logits are in memory at once
-REPLAYED_ROWS = 32768  # tokens times groups that replay at once, to bound the memory they take
 
 
 def _host(x: np.ndarray) -> Any:
@@ -108,7 +113,7 @@ class ModelRunner:
         self.caches: Caches = zeros(specs)
         self.input_dtype = input_dtype
         inputs: tuple[PageKind, ...] = ("inputs",) if input_pages else ()
-        self._host_kinds: tuple[PageKind, ...] = ("kv", *inputs) if host else ()
+        self._host_kinds: tuple[PageKind, ...] = ("kv", *inputs, "states") if host else ()
         self.compression = compression
         self.compressed: CompressedPool | None = None
         if compression is not None:
@@ -156,11 +161,7 @@ class ModelRunner:
             return tuple(x.reshape(-1, *x.shape[2:]) for x in out)
 
         def roll(p: ModelParams, c: Caches, batch: ReplayBatch) -> Caches:
-            every = groups(config)
-            size = max(1, REPLAYED_ROWS // batch.token_ids.shape[0])
-            for start in range(0, len(every), size):
-                c = replay(p, c, batch, config, every[start : start + size])
-            return c
+            return replay(p, c, batch, config, groups(config))
 
         def wrap(
             name: str, fn: Callable[..., Any], ins: Any, outs: Any, donate: int | None
@@ -218,12 +219,12 @@ class ModelRunner:
         return executable
 
     def _compile(self, name: str, args: tuple[Any, ...]) -> Any:
-        options = CPU_OPTIONS if self.mesh.devices.flat[0].platform == "cpu" else {}
+        options = COMPILER_OPTIONS.get(self.mesh.devices.flat[0].platform, {})
         return self._functions[name].lower(*args).compile(compiler_options=options)
 
     def prefill(self, batch: PrefillBatch) -> tuple[Array, Array]:
         """Run packed prompts; returns the hidden rows of each sequence's last token and of all."""
-        size = (batch.token_ids.shape[0], batch.page_table.shape[0])
+        size = (batch.token_ids.shape[0], batch.page_table.shape[0], int(batch.whole_prompt))
         last, hidden, self.caches = self._call("prefill", size, self.params, self.caches, batch)
         return last, hidden
 
@@ -275,16 +276,17 @@ class ModelRunner:
             pairs = _pairs(moves[start : start + MOVES], MOVES)
             self.caches = self._call(name, (), self.caches, self.compressed, self._maps, *pairs)
 
-    def take_pages(self, kind: PageKind, pages: list[int]) -> Any:
-        """Copies of pages, padded to a chunk's rows, on their way to pinned host memory."""
-        at = np.full(padded_rows(len(pages)), -1, np.int32)
+    def take_pages(self, kind: PageKind, pages: np.ndarray) -> Any:
+        """Copies of pages, padded to a chunk's rows, or of one state, on their way to pinned host
+        memory."""
+        at = np.full(1 if kind == "states" else padded_rows(len(pages)), -1, np.int32)
         at[: len(pages)] = pages
         rows = self._call(f"take-{kind}", at.shape, self.caches, at)
         return jax.device_put(rows, self._placed(kind, "pinned_host"))
 
-    def to_device(self, kind: PageKind, rows: Any) -> Any:
+    def to_device(self, kind: PageKind, chunks: list[Any]) -> list[Any]:
         """What `take_pages` gave, on its way back."""
-        return jax.device_put(rows, self._placed(kind, "device"))
+        return jax.device_put(chunks, [self._placed(kind, "device")] * len(chunks))
 
     def put_pages(self, kind: PageKind, rows: Any, pages: np.ndarray) -> None:
         """Rows on the device into pages of the pools, -1: nowhere."""
@@ -303,8 +305,8 @@ class ModelRunner:
         self.rows = self._call("set_seen", (), self.rows, np.int32(row), in_prompt, counts)
 
     def wait(self) -> None:
-        """Until the device has done all that was dispatched to the caches."""
-        jax.block_until_ready(self.caches)
+        """Until the device has done all that was dispatched to the caches, packing included."""
+        jax.block_until_ready((self.caches, self.compressed))
 
     @property
     def vocab(self) -> int:
@@ -328,9 +330,10 @@ class ModelRunner:
         """How many shapes have been compiled so far, over all functions."""
         return len(self._executables)
 
-    def warm_up(self) -> Iterator[str]:
-        """Compile every function at every bucket, several at once; yields what is done."""
-        work = list(self._warm_up_calls())
+    def warm_up(self, needed: Callable[[str, Shape], bool] | None = None) -> Iterator[str]:
+        """Compile every function at every bucket (that is `needed`), several at once; yields what
+        is done."""
+        work = [call for call in self._warm_up_calls() if needed is None or needed(*call[:2])]
 
         def compile_one(call: tuple[str, Shape, tuple[Any, ...]]) -> tuple[str, Shape, Any]:
             name, size, args = call
@@ -348,10 +351,13 @@ class ModelRunner:
         b, params, caches, rows = self.buckets, self.params, self.caches, self.rows
         for tokens in reversed(b.prefill_tokens):
             for sequences in b.prefill_sequences:
-                batch = self.empty_prefill(tokens, sequences)
-                yield "prefill", (tokens, sequences), (params, caches, batch)
+                alone = sequences == b.prefill_sequences[0] and self.prefers_whole_prompt(tokens)
+                for whole in (True, False)[not alone :]:
+                    batch = self.empty_prefill(tokens, sequences, whole_prompt=whole)
+                    size = (tokens, sequences, int(whole))
+                    yield "prefill", size, (params, caches, batch)
         if caches.group_inputs is not None:
-            for tokens in b.prefill_tokens:
+            for tokens in b.replay_tokens:
                 yield "replay", (tokens,), (params, caches, self.empty_replay(tokens))
         last_token = rows.params.last_token
         for size in b.decode:
@@ -369,7 +375,7 @@ class ModelRunner:
         pairs, zero = np.full(b.decode[-1], -1, np.int32), np.int32(0)
         yield "copy_pages", (), (caches, (pairs, pairs), (pairs, pairs))
         for kind in self._host_kinds:
-            for size in CHUNK_ROWS:
+            for size in (1,) if kind == "states" else CHUNK_ROWS:
                 at = np.full(size, -1, np.int32)
                 rows_of = jax.tree.map(
                     lambda pool, place, n=size: jax.ShapeDtypeStruct(
@@ -394,7 +400,17 @@ class ModelRunner:
         width, dtype = self.config.hidden_size, self.params.embedding.dtype
         return jax.ShapeDtypeStruct((size, width), dtype, sharding=self._replicated)
 
-    def empty_prefill(self, tokens: int, sequences: int) -> PrefillBatch:
+    def prefers_whole_prompt(self, tokens: int) -> bool:
+        """Whether a step of one whole prompt in this bucket has a program of its own."""
+        full = self.config.full
+        if not isinstance(full, AttentionConfig):
+            return False
+        room, dtype = self.buckets.pages * self.page_size, self.params.embedding.dtype
+        return prefers_whole_prompt(tokens, room, full.head_dim, full.head_dim, dtype)
+
+    def empty_prefill(
+        self, tokens: int, sequences: int, *, whole_prompt: bool = False
+    ) -> PrefillBatch:
         """A batch of padding only, in numpy: the canvas that a real one is drawn on."""
         segments = self.buckets.segments(tokens, sequences)
         return PrefillBatch(
@@ -409,6 +425,7 @@ class ModelRunner:
                 _host(np.full(segments, NO_SLOT, np.int32)),
             ),
             input_slots=self._no_input_slots(tokens),
+            whole_prompt=whole_prompt,
         )
 
     def empty_replay(self, tokens: int) -> ReplayBatch:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
 
 RecoveryName = Literal["dense", "dasc-nr", "dasc-wr", "tail-replay", "anchored", "zero", "off"]
 FinishReason = Literal["stop", "length", "abort", "error"]
@@ -115,6 +119,15 @@ class Request:
     params: SamplingParams
     prefix_cache: PrefixCacheOptions = PrefixCacheOptions()
     arrival_time: float = 0.0  # seconds, time.monotonic()
+
+    @functools.cached_property
+    def ids(self) -> NDArray[np.int64]:
+        """`prompt_token_ids`, converted once. Raises ValueError where one is beyond 64 bits."""
+        try:
+            return np.array(self.prompt_token_ids, np.int64)
+        except OverflowError:
+            worst = max(self.prompt_token_ids, key=abs)
+            raise ValueError(f"prompt: expected token ids of 64 bits, got {worst}") from None
 
 
 @dataclass(frozen=True)

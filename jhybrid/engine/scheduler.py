@@ -210,7 +210,7 @@ class Scheduler:
         depths = self.cache.checkpoint_depths(lease, start, end, len(sequence.tokens))
         depths.sort(key=lambda depth: (depth not in (last, lease.branch_depth), -depth))
         reserve = min(len(self.waiting), len(self._free_rows))
-        slots = self.cache.reserve_checkpoint_slots(len(depths), reserve)
+        slots = self.cache.slots.reserve(len(depths), reserve)
         return tuple(sorted(zip(depths, slots, strict=False)))
 
     def _make_room(self, sequence: Sequence) -> bool:
@@ -269,6 +269,7 @@ class Scheduler:
             self.cache.release_source(lease)
             if not self.caching or sequence.inexact:
                 continue
+            self.cache.keep_loaded(lease, sequence.prefix(piece.end))
             for depth, slot in piece.checkpoints:
                 self.cache.commit_prefix(lease, sequence.prefix(depth), (slot, depth))
             if piece.draws:

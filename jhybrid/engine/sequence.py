@@ -53,7 +53,8 @@ class Sequence:
 
     def __post_init__(self) -> None:
         self.tokens = list(self.request.prompt_token_ids)
-        self._array, self._known = np.empty(self.limit, np.int32), 0
+        self._array, self._known = np.empty(self.limit, np.int32), self.prompt_len
+        self._array[: self._known] = self.request.ids
 
     def start(self, recovery: Recovery) -> None:
         """Admitted: where to begin, and from which state."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -28,7 +30,9 @@ def prefill_inputs(
     buckets = runner.buckets
     tokens = bucket(buckets.prefill_tokens, sum(p.end - p.start for p in pieces))
     sequences = bucket(buckets.prefill_sequences, len(pieces))
-    batch: Any = runner.empty_prefill(tokens, sequences)
+    alone = len(pieces) == 1 and pieces[0].start == 0
+    whole = alone and runner.prefers_whole_prompt(tokens)
+    batch: Any = runner.empty_prefill(tokens, sequences, whole_prompt=whole)
     rows = np.full(sequences, -1, np.int32)
     at, segment = 0, 0
     cu, load, store = batch.segments
@@ -62,8 +66,28 @@ def prefill_inputs(
     return batch.replace(segments=Segments(cu, load, store)), rows
 
 
-def replay_inputs(runner: ModelRunner, replays: list[Replay], inputs: InputPages) -> ReplayBatch:
-    tokens = bucket(runner.buckets.prefill_tokens, sum(r.end - r.start for r in replays))
+def replay_inputs(
+    runner: ModelRunner, replays: list[Replay], inputs: InputPages
+) -> Iterator[ReplayBatch]:
+    """Batches to run in this order: one that ends within a replay leaves the state to the next."""
+    left = deque(replays)
+    for size in runner.buckets.replay_calls(sum(r.end - r.start for r in replays)):
+        parts, room = list[Replay](), size
+        while left and room:
+            replay = left.popleft()
+            cut = min(replay.end, replay.start + room)
+            parts.append(replace(replay, end=cut))
+            room -= cut - replay.start
+            if cut < replay.end:
+                lease = replay.sequence.lease
+                assert lease is not None
+                left.appendleft(replace(replay, start=cut, load_slot=lease.slot))
+        yield _replay_batch(runner, parts, inputs, size)
+
+
+def _replay_batch(
+    runner: ModelRunner, replays: list[Replay], inputs: InputPages, tokens: int
+) -> ReplayBatch:
     batch: Any = runner.empty_replay(tokens)
     at = 0
     for n, replay in enumerate(replays):

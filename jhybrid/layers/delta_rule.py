@@ -8,17 +8,17 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import NamedTuple
 
-import jax
+import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float
 
 from pallas_kernels import (
     Activation,
     Gates,
-    chunk_gated_delta_rule,
     decode_causal_conv1d,
     decode_gated_delta_rule,
     dense_causal_conv1d,
+    dense_gated_delta_rule,
     ragged_causal_conv1d,
     ragged_gated_delta_rule,
     unpack,
@@ -26,6 +26,8 @@ from pallas_kernels import (
 
 from ..batch import Batch, Caches, DecodeBatch, DenseBatch, PrefillBatch, ReplayBatch
 from ..config import LinearAttentionConfig
+
+FORGET = -60.0  # a log-decay that leaves nothing of a state in float32
 
 
 class RuleInputs(NamedTuple):
@@ -68,9 +70,11 @@ def delta_rule(
     activation = gate_activation(config)
     match batch:
         case DenseBatch():
-            five = unpack(qkv, gates, config.key_dim, activation)
-            o, _ = jax.vmap(chunk_gated_delta_rule)(*five)
-            return o, caches
+            q, k, v, g, beta = unpack(qkv, gates, config.key_dim, activation)
+            if batch.state_cut is not None:
+                at_cut = jnp.arange(g.shape[1]) == batch.state_cut[:, None]
+                g = jnp.where(at_cut.reshape(at_cut.shape + (1,) * (g.ndim - 2)), FORGET, g)
+            return dense_gated_delta_rule(q, k, v, g, beta), caches
         case PrefillBatch():
             assert caches is not None
             o, pool = ragged_gated_delta_rule(

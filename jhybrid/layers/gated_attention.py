@@ -15,16 +15,23 @@ from flax import struct
 from jax import Array, lax
 from jaxtyping import Float
 
-from pallas_kernels import decode_paged_attention, ragged_paged_attention, write_pages
+from pallas_kernels import (
+    decode_paged_attention,
+    ragged_paged_attention,
+    rotate,
+    rotate_and_write,
+)
 from pallas_kernels.precision import working_dtype
 
 from ..batch import Batch, Caches, DecodeBatch, DenseBatch, PrefillBatch
 from ..config import AttentionConfig
 from ..params import ParamSpec, scale, weight
 from ..sharding import AXIS
-from .linear import project, reduce_project
+from .linear import Factor, project_all, reduce_project
 from .norm import Normed, rms_norm
-from .rope import rotate
+
+CUT_LOGIT = 256.0  # how far below all others the logit of a key before a cut is
+CUT_CHANNELS = 8
 
 
 @struct.dataclass
@@ -66,55 +73,58 @@ def gated_attention(
     batch: Batch,
     config: AttentionConfig,
     norm_eps: float,
+    residual: Float[Array, "*B D"] | None = None,
 ) -> tuple[Float[Array, "*B D"], Caches | None]:
-    """One mixer; `layer` counts the full layers. Caches are None for a DenseBatch."""
-    both = project(x, params.q)  # [..., H, G, Dh]
-    q, k, v = both[..., 0, :], project(x, params.k), project(x, params.v)
-    if params.q_norm is not None:
-        q = _qk_norm(q, params.q_norm, norm_eps)
-        k = _qk_norm(k, params.k_norm, norm_eps)
+    """One mixer's result plus the residual; `layer` counts the full layers. Caches are None for a
+    DenseBatch."""
+    both, k, v = project_all(x, *(Factor(w[None]) for w in (params.q, params.k, params.v)))
+    q, norms = both, None  # [..., H, G, Dh]: a gate may stand beside each query
+    if config.qk_norm == "full":
+        q = _norm_of_all(both[..., :1, :], params.q_norm[:, None], norm_eps)
+        k = _norm_of_all(k, params.k_norm, norm_eps)
+    elif config.qk_norm == "head":
+        norms = (params.q_norm, params.k_norm)
+    turn = (config.rotary_dim, config.rope_theta)
     if isinstance(batch, DenseBatch):
+        q = q[..., 0, :]
+        if norms is not None:
+            q, k = (rms_norm(*y, norm_eps) for y in zip((q, k), norms, strict=True))
         positions = jnp.broadcast_to(jnp.arange(x.shape[1], dtype=jnp.int32), x.shape[:2])
+        q, k = (rotate(y, positions, *turn) for y in (q, k))
+        o = attend_rows(q, k, v, batch, scale=config.head_dim**-0.5)
     else:
-        positions = batch.positions
-    q = rotate(q, positions, config.rotary_dim, config.rope_theta)
-    k = rotate(k, positions, config.rotary_dim, config.rope_theta)
-    o, caches = attend(q, k, v, caches, layer, batch, scale=config.head_dim**-0.5)
+        assert caches is not None and caches.values is not None
+        where = (caches.keys, caches.values, layer, batch.kv_slots)
+        q, keys, values = rotate_and_write(q, k, v, norms, norm_eps, batch.positions, *turn, *where)
+        caches = replace(caches, keys=keys, values=values)
+        o = _attend(q, caches, layer, batch, config.head_dim**-0.5)
     if config.output_gate:
         gate = both[..., 1, :].astype(working_dtype(x))
         o = o.astype(gate.dtype) * jax.nn.sigmoid(gate)
-    return reduce_project(o.astype(x.dtype), params.out), caches
+    return reduce_project(o.astype(x.dtype), params.out, residual), caches
 
 
-def _qk_norm(x: Array, norm: Array, eps: float) -> Array:
-    """Per head (weight [Dh]), or over all heads of all ranks together (weight [H, Dh])."""
-    if norm.ndim == 1:
-        return rms_norm(x, norm, eps)
+def _norm_of_all(x: Array, norm: Array, eps: float) -> Array:
+    """Over all heads of all ranks together: x [..., *H, Dh], weight [*H, Dh]."""
     work = x.astype(working_dtype(x))
-    total = lax.psum(jnp.sum(work * work, axis=(-2, -1), keepdims=True), AXIS)
+    axes = tuple(range(x.ndim - norm.ndim, x.ndim))
+    total = lax.psum(jnp.sum(work * work, axis=axes, keepdims=True), AXIS)
     count = norm.size * lax.axis_size(AXIS)
     return (work * lax.rsqrt(total / count + eps) * norm).astype(x.dtype)
 
 
-def attend(
-    q: Float[Array, "*B H D"],
-    k: Float[Array, "*B Hkv D"],
-    v: Float[Array, "*B Hkv D"],
-    caches: Caches | None,
+def _attend(
+    q: Float[Array, "T H D"],
+    caches: Caches,
     layer: int,
-    batch: Batch,
-    *,
+    batch: PrefillBatch | DecodeBatch,
     scale: float,
-) -> tuple[Float[Array, "*B H D"], Caches | None]:
-    """Write this step's keys and values, then attend to everything up to each query."""
-    if isinstance(batch, DenseBatch):
-        return jax.nn.dot_product_attention(q, k, v, scale=scale, is_causal=True), caches
-    assert caches is not None and caches.values is not None
-    keys = write_pages(caches.keys, layer, k, batch.kv_slots)
-    values = write_pages(caches.values, layer, v, batch.kv_slots)
+) -> Float[Array, "T H D"]:
+    """Every query against all of its sequence up to itself, whose keys are in their pages."""
+    keys, values = caches.keys, caches.values
     match batch:
         case PrefillBatch():
-            o = ragged_paged_attention(
+            return ragged_paged_attention(
                 q,
                 keys,
                 values,
@@ -123,9 +133,44 @@ def attend(
                 batch.cu_seqlens,
                 batch.page_table,
                 scale=scale,
+                whole_prompt=batch.whole_prompt,
             )
         case DecodeBatch():
-            o = decode_paged_attention(
+            return decode_paged_attention(
                 q, keys, values, layer, batch.positions, batch.page_table, scale=scale
             )
-    return o, replace(caches, keys=keys, values=values)
+
+
+def attend_rows(
+    q: Float[Array, "B T H D"],
+    k: Float[Array, "B T Hkv D"],
+    v: Float[Array, "B T Hkv V"],
+    batch: DenseBatch,
+    *,
+    scale: float,
+) -> Float[Array, "B T H V"]:
+    """Causal attention within whole rows.
+
+    A cut is made by channels that only a query behind it and a key before it have: one fused
+    kernel then serves rows with and without. The op wants one width for all three.
+    """
+    values = v.shape[-1]
+    if batch.key_cut is not None:
+        behind = jnp.arange(q.shape[1]) >= batch.key_cut[:, None]
+        depth = (CUT_LOGIT / (CUT_CHANNELS * scale)) ** 0.5
+        q, k = (
+            _append(x, jnp.where(b, c, 0)) for x, b, c in ((q, behind, -depth), (k, ~behind, depth))
+        )
+    width = max(q.shape[-1], values)
+    q, k, v = (jnp.pad(x, ((0, 0),) * 3 + ((0, width - x.shape[-1]),)) for x in (q, k, v))
+    fused = jax.default_backend() == "gpu" and q.dtype == jnp.bfloat16
+    o = jax.nn.dot_product_attention(
+        q, k, v, scale=scale, is_causal=True, implementation="cudnn" if fused else None
+    )
+    return o[..., :values]
+
+
+def _append(x: Float[Array, "B T H D"], channel: Float[Array, "B T"]) -> Array:
+    shape = (*x.shape[:3], CUT_CHANNELS)
+    more = jnp.broadcast_to(channel.astype(x.dtype)[:, :, None, None], shape)
+    return jnp.concatenate([x, more], axis=-1)

@@ -16,15 +16,15 @@ from flax import struct
 from jax import Array
 from jaxtyping import Float
 
-from pallas_kernels import Gates
+from pallas_kernels import Gates, gated_rms_norm
 from pallas_kernels.precision import working_dtype
 
 from ..batch import Batch, Caches, ReplayBatch
 from ..config import LinearAttentionConfig
 from ..params import ParamSpec, scale, weight
 from .delta_rule import RuleInputs, convolve, delta_rule
-from .linear import project, reduce_project
-from .norm import Normed, rms_norm
+from .linear import Factor, project_all, reduce_project
+from .norm import Normed
 
 
 @struct.dataclass
@@ -66,11 +66,13 @@ def gated_delta_net(
     layer: int,
     batch: Batch,
     config: LinearAttentionConfig,
+    residual: Float[Array, "*B D"] | None = None,
 ) -> tuple[Float[Array, "*B D"], Caches | None]:
-    """One mixer; `layer` counts the linear layers. Caches are None for a DenseBatch."""
-    inputs, z, caches = gated_delta_net_inputs(params, x, caches, layer, batch, config)
+    """One mixer's result plus the residual; `layer` counts the linear layers. Caches are None for a
+    DenseBatch."""
+    inputs, mixed, caches = gated_delta_net_inputs(params, x, caches, layer, batch, config)
     o, caches = delta_rule(inputs, caches, layer, batch, config)
-    return gated_delta_net_output(params, o, z, config), caches
+    return gated_delta_net_output(params, o, mixed, config, residual), caches
 
 
 def gated_delta_net_inputs(
@@ -80,28 +82,28 @@ def gated_delta_net_inputs(
     layer: int,
     batch: Batch | ReplayBatch,
     config: LinearAttentionConfig,
-) -> tuple[RuleInputs, Float[Array, "*B Hk RV"], Caches | None]:
-    """What the recurrence reads, and the output gate z that waits for its result."""
-    lead = x.shape[:-1]
-    mixed = project(x, params.qkvz)  # [..., Hk, W + R V]
-    z = mixed[..., config.conv_width :]
-    logits = project(x, params.ba, dtype=working_dtype(x))
-    beta, decay = (logits[..., n, :, :].reshape(*lead, -1) for n in range(2))
+) -> tuple[RuleInputs, Float[Array, "*B Hk X"], Caches | None]:
+    """What the recurrence reads, and the projection whose last channels are the output gate z,
+    which waits for the recurrence's result."""
+    gates = Factor(params.ba, working_dtype(x))
+    mixed, beta, decay = project_all(x, Factor(params.qkvz[None]), gates)
+    beta, decay = (y.reshape(*x.shape[:-1], -1) for y in (beta, decay))
     gates = Gates(decay, beta, params.A_log.reshape(-1), params.dt_bias.reshape(-1))
 
     qkv, caches = convolve(mixed, params.conv, caches, layer, batch)
-    return RuleInputs(qkv, gates), z, caches
+    return RuleInputs(qkv, gates), mixed, caches
 
 
 def gated_delta_net_output(
     params: GatedDeltaNetParams,
     o: Float[Array, "*B H V"],
-    z: Float[Array, "*B Hk RV"],
+    mixed: Float[Array, "*B Hk X"],
     config: LinearAttentionConfig,
+    residual: Float[Array, "*B D"] | None = None,
 ) -> Float[Array, "*B D"]:
-    """The recurrence's result normalised, gated and projected back to the model's width."""
-    key_heads, group = params.A_log.shape
-    o = o.reshape(*z.shape[:-2], key_heads, group, config.value_dim)
-    o = rms_norm(o.astype(working_dtype(z)), params.norm, config.norm_eps)
-    o = o * jax.nn.silu(z.reshape(o.shape).astype(o.dtype))
-    return reduce_project(o.astype(z.dtype), params.out)
+    """The recurrence's result normalised, gated and projected back to the model's width, plus the
+    residual."""
+    norm = (params.norm, mixed, config.conv_width, config.norm_eps)
+    o = gated_rms_norm(o, *norm, jax.nn.silu, mixed.dtype)
+    o = o.reshape(*mixed.shape[:-1], config.group, config.value_dim)
+    return reduce_project(o, params.out, residual)

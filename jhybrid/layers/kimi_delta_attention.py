@@ -17,15 +17,15 @@ from flax import struct
 from jax import Array
 from jaxtyping import Float
 
-from pallas_kernels import Gates
+from pallas_kernels import Gates, gated_rms_norm
 from pallas_kernels.precision import working_dtype
 
 from ..batch import Batch, Caches, ReplayBatch
 from ..config import LinearAttentionConfig
 from ..params import ParamSpec, scale, weight
 from .delta_rule import RuleInputs, convolve, delta_rule
-from .linear import project, reduce_project
-from .norm import Normed, rms_norm
+from .linear import Factor, project, project_all, reduce_project
+from .norm import Normed
 
 
 @struct.dataclass
@@ -90,11 +90,13 @@ def kimi_delta_attention(
     layer: int,
     batch: Batch,
     config: LinearAttentionConfig,
+    residual: Float[Array, "*B D"] | None = None,
 ) -> tuple[Float[Array, "*B D"], Caches | None]:
-    """One mixer; `layer` counts the linear layers. Caches are None for a DenseBatch."""
+    """One mixer's result plus the residual; `layer` counts the linear layers. Caches are None for a
+    DenseBatch."""
     inputs, caches = kimi_delta_attention_inputs(params, x, caches, layer, batch, config)
     o, caches = delta_rule(inputs, caches, layer, batch, config)
-    return kimi_delta_attention_output(params, o, x, config), caches
+    return kimi_delta_attention_output(params, o, x, config, residual), caches
 
 
 def kimi_delta_attention_inputs(
@@ -107,9 +109,15 @@ def kimi_delta_attention_inputs(
 ) -> tuple[RuleInputs, Caches | None]:
     """What the recurrence reads."""
     work = working_dtype(x)
-    z = project(project(x, params.decay_down), params.decay_up, dtype=work)  # [..., H, K]
-    gates = Gates(z, project(x, params.beta, dtype=work), params.A_log, params.dt_bias)
-    qkv, caches = convolve(project(x, params.qkv), params.conv, caches, layer, batch)
+    mixed, inner, beta = project_all(
+        x,
+        Factor(params.qkv[None]),
+        Factor(params.decay_down[None]),
+        Factor(params.beta[None], work),
+    )
+    z = project(inner, params.decay_up, dtype=work)  # [..., H, K]
+    gates = Gates(z, beta, params.A_log, params.dt_bias)
+    qkv, caches = convolve(mixed, params.conv, caches, layer, batch)
     return RuleInputs(qkv, gates), caches
 
 
@@ -118,10 +126,12 @@ def kimi_delta_attention_output(
     o: Float[Array, "*B H V"],
     x: Float[Array, "*B D"] | Normed,
     config: LinearAttentionConfig,
+    residual: Float[Array, "*B D"] | None = None,
 ) -> Float[Array, "*B D"]:
-    """The recurrence's result normalised, gated by the mixer's input x and projected back."""
+    """The recurrence's result normalised, gated by the mixer's input x and projected back, plus the
+    residual."""
     work = working_dtype(x)
-    o = rms_norm(o.astype(work), params.norm, config.norm_eps)
     inner = x if params.gate_down is None else project(x, params.gate_down)
-    o = o * jax.nn.sigmoid(project(inner, params.gate_up, dtype=work))
-    return reduce_project(o.astype(x.dtype), params.out)
+    gate = project(inner, params.gate_up, dtype=work)  # [..., H, V]
+    o = gated_rms_norm(o, params.norm, gate, 0, config.norm_eps, jax.nn.sigmoid, x.dtype)
+    return reduce_project(o, params.out, residual)

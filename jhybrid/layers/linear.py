@@ -1,18 +1,19 @@
 """Matrix products of the layers: weights are [out..., in...], partial sums meet over `tp`.
 
 Sums are in float32 whatever the result: a product rounds once, at its end. A decode step's few rows
-go to a kernel that streams the weights (see pallas_kernels.skinny_matmul).
+go to a kernel that streams the weights (see pallas_kernels.skinny_matmul), where products of the
+same rows share a launch, and the residual stream is added before the result is stored.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from jax import Array, lax
 
-from pallas_kernels import skinny_matmul
+from pallas_kernels import Product, skinny_matmuls
 from pallas_kernels.precision import working_dtype
 
 from ..sharding import AXIS
@@ -21,33 +22,63 @@ from .norm import Normed
 
 def project(x: Array | Normed, weight: Array, *, dtype: Any = None) -> Array:
     """x [..., D] times weight [*out, D], giving [..., *out] in `dtype` (default: x's)."""
-    return _product(x, weight[None], x.ndim - 1, weight.ndim - 1, None, dtype)
+    return project_all(x, Factor(weight[None], dtype))[0]
+
+
+class Factor(NamedTuple):
+    """Weights [G, *out, D] that make G results in `dtype` (default: x's)."""
+
+    weights: Array
+    dtype: Any = None
+
+
+def project_all(x: Array | Normed, *factors: Factor) -> tuple[Array, ...]:
+    """The results [..., *out] of x [..., D] times the weights of each factor, in order."""
+    rows, norm = _rows(x, x.ndim - 1)
+    products = [Product(_matrices(w, w.ndim - 2), dtype=dtype) for w, dtype in factors]
+    shapes = [w.shape[1:-1] for w, _ in factors for _ in range(w.shape[0])]
+    found = skinny_matmuls(rows, products, norm)
+    return tuple(y.reshape(*x.shape[:-1], *s) for y, s in zip(found, shapes, strict=True))
 
 
 def gated_project(
     x: Array | Normed, weight: Array, activation: Callable[[Array, Array], Array]
 ) -> Array:
     """activation(x W_0, x W_1) in float32 for weight [2, *out, D], giving [..., *out]."""
-    return _product(x, weight, x.ndim - 1, weight.ndim - 2, activation, None)
+    rows, norm = _rows(x, x.ndim - 1)
+    product = Product(_matrices(weight, weight.ndim - 2), activation)
+    return skinny_matmuls(rows, (product,), norm)[0].reshape(*x.shape[:-1], *weight.shape[1:-1])
 
 
-def reduce_project(x: Array, weight: Array, *, dtype: Any = None) -> Array:
-    """x [..., *in] times weight [D, *in], giving [..., D], summed over the ranks' shares."""
-    dtype = dtype if dtype is not None else x.dtype
-    partial = working_dtype(x) if lax.axis_size(AXIS) > 1 else dtype
-    lead = x.ndim - (weight.ndim - 1)
-    out = _product(x, weight[None], lead, 1, None, partial)
-    return lax.psum(out, AXIS).astype(dtype)
-
-
-def _product(
-    x: Array | Normed, weights: Array, lead: int, outs: int, combine: Any, dtype: Any
+def reduce_project(
+    x: Array, weight: Array, residual: Array | None = None, *, dtype: Any = None
 ) -> Array:
-    """x [*lead, *in] times weights [G, *outs, *in], as matrices."""
+    """x [..., *in] times weight [D, *in], summed over the ranks' shares, plus the residual.
+
+    The result is [..., D] in `dtype`: by default the residual's, else x's.
+    """
+    lead = x.shape[: x.ndim - (weight.ndim - 1)]
+    if dtype is None:
+        dtype = x.dtype if residual is None else residual.dtype
+    rows, _ = _rows(x, len(lead))
+    matrices, shape = _matrices(weight[None], 1), (*lead, weight.shape[0])
+    if lax.axis_size(AXIS) == 1:
+        before = None if residual is None else residual.reshape(rows.shape[0], -1)
+        product = Product(matrices, dtype=dtype, residual=before)
+        return skinny_matmuls(rows, (product,))[0].reshape(shape)
+    partial = skinny_matmuls(rows, (Product(matrices, dtype=working_dtype(x)),))[0]
+    out = lax.psum(partial.reshape(shape), AXIS).astype(dtype)
+    return out if residual is None else out + residual
+
+
+def _rows(x: Array | Normed, lead: int) -> tuple[Array, Any]:
+    """x [*lead, *in] as a matrix, and the norm that is still to be applied to it."""
     norm = None
     if isinstance(x, Normed):
         x, norm = x.x, (x.weight, x.eps)
-    shape, out = x.shape[:lead], weights.shape[1 : 1 + outs]
-    rows = x.reshape(math.prod(shape), -1)
-    matrices = weights.reshape(weights.shape[0], math.prod(out), -1)
-    return skinny_matmul(rows, matrices, combine, dtype, norm).reshape(*shape, *out)
+    return x.reshape(math.prod(x.shape[:lead]), -1), norm
+
+
+def _matrices(weights: Array, outs: int) -> Array:
+    """[G, *outs, *in] as G matrices."""
+    return weights.reshape(weights.shape[0], math.prod(weights.shape[1 : 1 + outs]), -1)

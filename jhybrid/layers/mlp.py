@@ -43,7 +43,11 @@ def gated_activation(
 
 
 def mlp(
-    params: MLPParams, x: Float[Array, "... D"] | Normed, kind: Activation
+    params: MLPParams,
+    x: Float[Array, "... D"] | Normed,
+    kind: Activation,
+    residual: Float[Array, "... D"] | None = None,
 ) -> Float[Array, "... D"]:
+    """The block's result, plus the residual."""
     h = gated_project(x, params.gate_up, functools.partial(gated_activation, kind=kind))
-    return reduce_project(h, params.down)
+    return reduce_project(h, params.down, residual)

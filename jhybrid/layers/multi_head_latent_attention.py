@@ -26,6 +26,7 @@ from pallas_kernels.precision import working_dtype
 from ..batch import Batch, Caches, DecodeBatch, DenseBatch, PrefillBatch
 from ..config import LatentAttentionConfig
 from ..params import scale, weight
+from .gated_attention import attend_rows
 from .linear import project, reduce_project
 from .norm import Normed, rms_norm
 
@@ -71,8 +72,10 @@ def latent_attention(
     layer: int,
     batch: Batch,
     config: LatentAttentionConfig,
+    residual: Float[Array, "*B D"] | None = None,
 ) -> tuple[Float[Array, "*B D"], Caches | None]:
-    """One mixer; `layer` counts the full layers. Caches are None for a DenseBatch."""
+    """One mixer's result plus the residual; `layer` counts the full layers. Caches are None for a
+    DenseBatch."""
     inner = x
     if params.q_down is not None:
         inner = rms_norm(project(x, params.q_down), params.q_norm, config.norm_eps)
@@ -81,7 +84,7 @@ def latent_attention(
     latent = rms_norm(row[..., : config.latent_dim], params.kv_norm, config.norm_eps)
     shared = row[..., config.latent_dim :]
     if isinstance(batch, DenseBatch):
-        o = _attend_expanded(params, q, latent, shared, config)
+        o = _attend_expanded(params, q, latent, shared, batch, config)
     else:
         assert caches is not None
         row = jnp.concatenate([latent, shared], axis=-1)
@@ -91,7 +94,7 @@ def latent_attention(
     if params.gate is not None:
         gate = project(x, params.gate, dtype=working_dtype(x))
         o = o.astype(gate.dtype) * jax.nn.sigmoid(gate)
-    return reduce_project(o.astype(x.dtype), params.out), caches
+    return reduce_project(o.astype(x.dtype), params.out, residual), caches
 
 
 def _attend_pages(
@@ -139,6 +142,7 @@ def _attend_expanded(
     q: Float[Array, "B T H Dq"],
     latent: Float[Array, "B T L"],
     shared: Float[Array, "B T S"],
+    batch: DenseBatch,
     config: LatentAttentionConfig,
 ) -> Float[Array, "B T H V"]:
     """Keys and values of every head: cheaper than latents where all of them are used at once."""
@@ -146,10 +150,7 @@ def _attend_expanded(
     k, v = jnp.split(kv, [config.nope_dim], axis=-1)
     shared = jnp.broadcast_to(shared[:, :, None], (*k.shape[:-1], shared.shape[-1]))
     k = jnp.concatenate([k, shared], axis=-1)
-    width = max(config.query_dim, config.value_dim)  # the op wants one width for all three
-    q, k, v = (jnp.pad(y, ((0, 0),) * 3 + ((0, width - y.shape[-1]),)) for y in (q, k, v))
-    o = jax.nn.dot_product_attention(q, k, v, scale=config.query_dim**-0.5, is_causal=True)
-    return o[..., : config.value_dim]
+    return attend_rows(q, k, v, batch, scale=config.query_dim**-0.5)
 
 
 def _per_head(equation: str, x: Array, weight: Array) -> Array:

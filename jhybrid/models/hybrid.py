@@ -183,11 +183,13 @@ def forward(
     config: ModelConfig,
     *,
     remat: bool = False,
+    on_layer: Callable[[LayerParams, Array, tuple[Array, ...]], None] | None = None,
 ) -> tuple[Float[Array, "*B D"], Caches | None]:
     """The residual stream after the last layer, before the final norm, and the new caches.
 
     Caches with pages for them receive the group inputs of the batch's tokens.
-    `remat` recomputes each layer in the backward pass (training).
+    `remat` recomputes each layer in the backward pass (training). `on_layer` is told of every layer
+    before it runs: its parameters, the stream that enters it, and the streams stored by blocks.
     """
     x = embed(params, batch.token_ids)
     stored: tuple[Array, ...] = ()
@@ -199,6 +201,8 @@ def forward(
             assert caches is not None and not isinstance(batch, DenseBatch)
             assert batch.input_slots is not None
             caches = write_group_inputs(caches, kept, x, batch.input_slots)
+        if on_layer is not None:
+            on_layer(layer, x, stored)
         is_linear = isinstance(layer.mixer, LinearMixer)
         index = linear if is_linear else full
         linear, full = linear + is_linear, full + (not is_linear)
@@ -223,9 +227,8 @@ def decoder_layer(
     config: ModelConfig,
 ) -> tuple[Float[Array, "*B D"], Caches | None]:
     """One layer; `index` counts the layers that share its kind of cache."""
-    h, caches = _mixer(layer, x, caches, index, batch, config)
-    x = x + h
-    return x + feed_forward(layer, x, config), caches
+    x, caches = _mixer(layer, x, x, caches, index, batch, config)
+    return feed_forward(layer, x, x, config), caches
 
 
 def mixed_layer(
@@ -241,51 +244,70 @@ def mixed_layer(
     """One layer of a model with attention residuals; the `first` of a block stores the stream."""
     assert layer.mixer_mix is not None and layer.ffn_mix is not None
     mixed = mix_residuals(layer.mixer_mix, stored, x, config.norm_eps)
-    h, caches = _mixer(layer, mixed, caches, index, batch, config)
-    stored, x = ((*stored, x), h) if first else (stored, x + h)
+    stored, residual = ((*stored, x), None) if first else (stored, x)
+    x, caches = _mixer(layer, mixed, residual, caches, index, batch, config)
     mixed = mix_residuals(layer.ffn_mix, stored, x, config.norm_eps)
-    return x + feed_forward(layer, mixed, config), stored, caches
+    return feed_forward(layer, mixed, x, config), stored, caches
 
 
 def _mixer(
     layer: LayerParams,
     x: Float[Array, "*B D"],
+    residual: Float[Array, "*B D"] | None,
     caches: Caches | None,
     index: int,
     batch: Batch,
     config: ModelConfig,
 ) -> tuple[Float[Array, "*B D"], Caches | None]:
-    """What the layer's mixer adds to the residual stream."""
-    h = x if layer.norm == "post" else Normed(x, layer.mixer_norm, config.norm_eps)
+    """The residual plus what the layer's mixer adds to it."""
+    post = layer.norm == "post"
+    h = x if post else Normed(x, layer.mixer_norm, config.norm_eps)
+    inner = None if post else residual  # added by the mixer, unless a norm comes between
     match layer.mixer:
         case GatedDeltaNetParams() as mixer:
-            h, caches = gated_delta_net(mixer, h, caches, index, batch, config.linear)
+            h, caches = gated_delta_net(mixer, h, caches, index, batch, config.linear, inner)
         case KimiDeltaAttentionParams() as mixer:
-            h, caches = kimi_delta_attention(mixer, h, caches, index, batch, config.linear)
+            h, caches = kimi_delta_attention(mixer, h, caches, index, batch, config.linear, inner)
         case GatedAttentionParams() as mixer:
             assert isinstance(config.full, AttentionConfig)
             h, caches = gated_attention(
-                mixer, h, caches, index, batch, config.full, config.norm_eps
+                mixer, h, caches, index, batch, config.full, config.norm_eps, inner
             )
         case LatentAttentionParams() as mixer:
             assert isinstance(config.full, LatentAttentionConfig)
-            h, caches = latent_attention(mixer, h, caches, index, batch, config.full)
-    return rms_norm(h, layer.mixer_norm, config.norm_eps) if layer.norm == "post" else h, caches
+            h, caches = latent_attention(mixer, h, caches, index, batch, config.full, inner)
+    return _after(h, layer.mixer_norm, residual, config) if post else h, caches
+
+
+def _after(
+    h: Float[Array, "*B D"],
+    norm: Float[Array, " D"],
+    residual: Float[Array, "*B D"] | None,
+    config: ModelConfig,
+) -> Float[Array, "*B D"]:
+    """A block's result normalised behind it, plus the residual."""
+    h = rms_norm(h, norm, config.norm_eps)
+    return h if residual is None else residual + h
 
 
 def feed_forward(
-    layer: LayerParams, x: Float[Array, "*B D"], config: ModelConfig
+    layer: LayerParams,
+    x: Float[Array, "*B D"],
+    residual: Float[Array, "*B D"],
+    config: ModelConfig,
 ) -> Float[Array, "*B D"]:
-    """What the layer's feed-forward block adds to the residual stream."""
-    h = x if layer.norm == "post" else Normed(x, layer.ffn_norm, config.norm_eps)
+    """The residual plus what the layer's feed-forward block adds to it."""
+    post = layer.norm == "post"
+    h = x if post else Normed(x, layer.ffn_norm, config.norm_eps)
     match layer.ffn:
         case MLPParams() as ffn:
-            h = mlp(ffn, h, config.activation)
+            h = mlp(ffn, h, config.activation, None if post else residual)
         case MoEParams() as ffn:
             assert config.moe is not None
             h = h.value if isinstance(h, Normed) else h
             h = moe(ffn, h, config.moe, config.activation)
-    return rms_norm(h, layer.ffn_norm, config.norm_eps) if layer.norm == "post" else h
+            h = h if post else residual + h
+    return _after(h, layer.ffn_norm, residual, config) if post else h
 
 
 def logits(
@@ -335,7 +357,6 @@ __all__ = [
     "forward",
     "last_hidden",
     "logits",
-    "mixed_layer",
     "model_partition",
     "model_specs",
     "sharded",

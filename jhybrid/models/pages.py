@@ -1,4 +1,4 @@
-"""Moves of whole pages of the caches: keys, values and group inputs, all layers at once."""
+"""Moves of whole pages of the caches: keys, values, group inputs and states, all layers at once."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pallas_kernels.ragged import or_outside
 
 from ..batch import Caches
 
-PageKind = Literal["kv", "inputs"]
+PageKind = Literal["kv", "inputs", "states"]  # a native slot is a page of states
 Pair = tuple[Int32[Array, " B"], Int32[Array, " B"]]  # sources and targets, -1 for none
 
 
@@ -46,13 +46,23 @@ def put_pages(caches: Caches, kind: PageKind, rows: Any, pages: Int32[Array, " B
         at = pool.at[or_outside(pages, pool.shape[0])]
         return at.set(new, mode="drop", unique_indices=True)
 
+    if pages.shape[0] == 1:  # for a single row XLA copies the pool: a second one goes nowhere
+        pages = jnp.append(pages, -1)
+        rows = jax.tree.map(lambda row: jnp.concatenate([row, row]), rows)
     new = jax.tree.map(one, pools(caches, kind), rows)
-    if kind == "inputs":
-        return replace(caches, group_inputs=new)
-    keys, values = new
-    return replace(caches, keys=keys, values=values)
+    match kind:
+        case "inputs":
+            return replace(caches, group_inputs=new)
+        case "states":
+            return replace(caches, recurrent=new[0], conv=new[1])
+        case "kv":
+            return replace(caches, keys=new[0], values=new[1])
 
 
 def pools(caches: Any, kind: PageKind) -> Any:
     """The pools that pages of a kind are in (or, of a tree of specs, theirs)."""
-    return caches.group_inputs if kind == "inputs" else (caches.keys, caches.values)
+    if kind == "inputs":
+        return caches.group_inputs
+    if kind == "states":
+        return caches.recurrent, caches.conv
+    return caches.keys, caches.values

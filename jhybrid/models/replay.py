@@ -89,8 +89,8 @@ def replay(
         streams = []
         for (group, x, gate), o in zip(_only(going, waiting), outputs, strict=True):
             layer = params.layers[group.layers[position]]
-            x = x + _mixer_output(layer, o, gate, config)
-            x = x + feed_forward(layer, x, config)
+            x = _mixer_output(layer, x, o, gate, config)
+            x = feed_forward(layer, x, x, config)
             streams.append((group, x))
     return caches
 
@@ -132,16 +132,21 @@ def _rule_inputs(
 
 
 def _mixer_output(
-    layer: LayerParams, o: Float[Array, "T H V"], gate: Array | Normed, config: ModelConfig
+    layer: LayerParams,
+    x: Float[Array, "T D"],
+    o: Float[Array, "T H V"],
+    gate: Array | Normed,
+    config: ModelConfig,
 ) -> Float[Array, "T D"]:
-    """What the layer's mixer adds to the residual stream."""
+    """The residual stream plus what the layer's mixer adds to it."""
+    residual = None if layer.norm == "post" else x
     if isinstance(layer.mixer, GatedDeltaNetParams):
         assert not isinstance(gate, Normed)
-        h = gated_delta_net_output(layer.mixer, o, gate, config.linear)
+        h = gated_delta_net_output(layer.mixer, o, gate, config.linear, residual)
     else:
         assert isinstance(layer.mixer, KimiDeltaAttentionParams)
-        h = kimi_delta_attention_output(layer.mixer, o, gate, config.linear)
-    return rms_norm(h, layer.mixer_norm, config.norm_eps) if layer.norm == "post" else h
+        h = kimi_delta_attention_output(layer.mixer, o, gate, config.linear, residual)
+    return h if residual is not None else x + rms_norm(h, layer.mixer_norm, config.norm_eps)
 
 
 def _gate_constants(params: ModelParams) -> tuple[Array, Array]:

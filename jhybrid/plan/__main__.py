@@ -30,7 +30,7 @@ def parser() -> argparse.ArgumentParser:
     out.add_argument(
         "model",
         metavar="MODEL",
-        help="converted or Hugging Face checkpoint directory, demo, or dummy:PRESET",
+        help="converted or Hugging Face checkpoint directory, demo, demo-kda, or dummy:PRESET",
     )
     out.add_argument(
         "--w-max", type=positive, required=True, metavar="N", help="cutoff in tokens, 4 or more"

@@ -67,15 +67,6 @@ def make_layout(plan: RetentionPlan, tp: int = 1, kind: LayoutKind = "ragged") -
     return Layout(kind, units, starts.astype(np.int32), plan.horizons.rows)
 
 
-def omitted_rows(plan: RetentionPlan, tp: int = 1) -> Int32[np.ndarray, "P M"]:
-    """The state rows that no checkpoint holds, for every rank; -1 pads to the longest rank."""
-    masks = ~rank_masks(plan, tp).reshape(tp, -1)
-    units = np.full((tp, int(masks.sum(axis=1).max())), -1, np.int32)
-    for rank, mask in enumerate(masks):
-        units[rank, : mask.sum()] = np.flatnonzero(mask)
-    return rows_of(units, plan.horizons.rows)
-
-
 def rank_masks(plan: RetentionPlan, tp: int) -> Bool[np.ndarray, "P Ll N"]:
     """The kept units of each rank's heads, in rank-local order within a layer."""
     layers, heads, channels = plan.keep.shape

@@ -12,7 +12,7 @@ import numpy as np
 from flax import struct
 from jaxtyping import Int32
 
-from .layout import Layout, omitted_rows, rows_of
+from .layout import Layout, rows_of
 from .placement import StoragePlacement
 from .selection import RetentionPlan
 
@@ -35,7 +35,6 @@ class MoveMaps:
 
     rows: Any  # [P, R] int32: the state row at each row of a slot; -1: padding, or remote
     positions: Any  # [P, N] int32: the row of a slot that holds each state row, or -1
-    omitted: Any  # [P, M] int32: state rows that no checkpoint holds; -1 pads
     exchange: Exchange | None  # None where every unit is stored where it is computed
 
 
@@ -51,7 +50,7 @@ def make_maps(plan: RetentionPlan, layout: Layout, storage: StoragePlacement | N
     positions = np.full((tp, plan.row_mask.size // tp), -1, np.int32)
     rank, place = np.nonzero(rows >= 0)
     positions[rank, rows[rank, place]] = place
-    return MoveMaps(rows, positions, _at_least_one(omitted_rows(plan, tp)), exchange)
+    return MoveMaps(rows, positions, exchange)
 
 
 def _at_least_one(rows: Int32[np.ndarray, "P R"]) -> Int32[np.ndarray, "P R"]:

@@ -16,7 +16,7 @@ from flax import struct
 from jax import Array, lax
 from jaxtyping import Float, Int32
 
-from pallas_kernels import PackedStates, copy_rows, pack_states, unpack_states
+from pallas_kernels import PackedStates, pack_states, unpack_states
 from pallas_kernels.ragged import or_outside
 from pallas_kernels.ragged_pack import Omitted
 from pallas_kernels.triton import Implementation
@@ -27,7 +27,7 @@ from ..models.hybrid import cache_specs
 from ..params import ParamSpec
 from ..sharding import AXIS
 from .maps import MoveMaps
-from .ratios import CheckpointDtype
+from .ratios import CheckpointDtype, row_bytes
 
 
 @struct.dataclass
@@ -49,6 +49,15 @@ def compressed_specs(
     scales: Any = ParamSpec((slots, rows), (None, axis), "zeros", dtype=jnp.float32)
     states = PackedStates(values, scales if dtype == "int8" else None)
     return CompressedPool(states=states, conv=cache_specs(config, 1, 1, slots).conv)
+
+
+def scratch_bytes(config: ModelConfig, maps: MoveMaps, moves: int, dtype: CheckpointDtype) -> int:
+    """What a call of `moves` pairs holds beside the pools, over all ranks: the rows that travel, as
+    they leave and as they arrive. All else goes from pool to pool."""
+    if maps.exchange is None:
+        return 0
+    ranks, rows = maps.exchange.send.shape
+    return 2 * moves * ranks * rows * row_bytes(config.linear.value_dim, dtype)
 
 
 def store(
@@ -105,21 +114,6 @@ def load(
         )
     conv = _copy_slots(pool.conv, caches.conv, source, target)
     return replace(caches, recurrent=recurrent, conv=conv)
-
-
-def refresh(
-    caches: Caches,
-    maps: MoveMaps,
-    source: Int32[Array, " B"],
-    target: Int32[Array, " B"],
-    *,
-    implementation: Implementation | None = None,
-) -> Caches:
-    """Only the omitted units of scratch slots `source` copied to slots `target` (dasc-wr)."""
-    recurrent = copy_rows(
-        caches.recurrent, maps.omitted[0], source, target, implementation=implementation
-    )
-    return replace(caches, recurrent=recurrent)
 
 
 def _each(slots: Int32[Array, " B"]) -> Int32[Array, " B"]:

@@ -37,9 +37,7 @@ from ..models.hybrid import (
     ModelParams,
     cache_partition,
     cache_specs,
-    decoder_layer,
-    embed,
-    mixed_layer,
+    forward,
     model_partition,
     sharded,
 )
@@ -100,9 +98,19 @@ def _compiled(config: ModelConfig, mesh: Mesh) -> Any:
     def run(
         params: ModelParams, caches: Caches, batch: PrefillBatch, length: Array
     ) -> tuple[Array, Array]:
-        means, caches = _forward(params, caches, batch, length, config)
+        real, found = jnp.arange(batch.token_ids.shape[0]) < length, list[Array]()
+
+        def observe_layer(layer: LayerParams, x: Array, stored: tuple[Array, ...]) -> None:
+            g = _log_decay(layer, x, stored, config)
+            if g is not None:
+                kept = jnp.where(real[:, None, None], g, 0.0)
+                found.append(jnp.sum(kept, axis=0) / length.astype(g.dtype))
+
+        _, after = forward(params, caches, batch, config, on_layer=observe_layer)
+        assert after is not None
         over = (-2, -1) if config.linear.kind == "gdn" else -1
-        norms = jnp.sqrt(jnp.sum(caches.recurrent[SLOT] ** 2, axis=over))
+        norms = jnp.sqrt(jnp.sum(after.recurrent[SLOT] ** 2, axis=over))
+        means = jnp.stack(found)
         return means, norms.reshape(means.shape)
 
     by_head = PartitionSpec(None, AXIS, None)
@@ -125,30 +133,6 @@ def _one_prefill(prefix: Sequence[int], size: int) -> PrefillBatch:
         "segments": Segments(*(jnp.asarray(x) for x in (cu, load, store))),
     }
     return PrefillBatch(**fields)
-
-
-def _forward(
-    params: ModelParams, caches: Caches, batch: PrefillBatch, length: Array, config: ModelConfig
-) -> tuple[Array, Caches]:
-    """`models.hybrid.forward`, with the mean g of every linear layer beside it."""
-    real = jnp.arange(batch.token_ids.shape[0]) < length
-    x, stored, means = embed(params, batch.token_ids), (), []
-    linear = full = 0
-    for number, layer in enumerate(params.layers):
-        g = _log_decay(layer, x, stored, config)
-        index = full if g is None else linear
-        linear, full = linear + (g is not None), full + (g is None)
-        if g is not None:
-            kept = jnp.where(real[:, None, None], g, 0.0)
-            means.append(jnp.sum(kept, axis=0) / length.astype(g.dtype))
-        if config.residual_block is None:
-            x, new = decoder_layer(layer, x, caches, index, batch, config)
-        else:
-            first = number % config.residual_block == 0
-            x, stored, new = mixed_layer(layer, x, stored, caches, index, batch, config, first)
-        assert new is not None
-        caches = new
-    return jnp.stack(means), caches
 
 
 def _log_decay(

@@ -9,8 +9,8 @@ pair in a block's upper half, its j in the lower).
 
 Pairs nearer than a leaf would cost a level each. In a leaf of s rows the cut is the leaf's middle,
 on the wrong side for some pairs, where the exponents reach s/2 log-decays above zero. There
-log-decays are floored at -144 / s, so that no factor leaves the range of float32. A floored decay
-is still below exp(-144 / s) in size: off by at most 1.3e-4 of the product of the vectors for
+log2-decays are floored at -208 / s, so that no factor leaves the range of float32. A floored decay
+is still below 2^(-208 / s) in size: off by at most 1.3e-4 of the product of the vectors for
 s = 16 (for bf16), and below float32 rounding for s <= 8. s = 1 floors nothing.
 
 Sums of log-decays are matrix products with the zeros and ones of `sum_masks`: exact but for the
@@ -27,10 +27,10 @@ import numpy as np
 from jax import Array
 from jax.typing import DTypeLike
 
-from ..triton import Dot, exp, iota
+from ..triton import Dot, exp2, iota
 from .inverse import halving_mask
 
-EXPONENT_LIMIT = 72.0  # exp(72) times a key, and its inverse, are normal in float32 and bf16
+EXPONENT_LIMIT = 104.0  # 2^104 times a key, and its inverse, are normal in float32 and bf16
 LEAST = -6e4  # a log-decay that float16 holds
 
 Sums = Callable[[int, Array], Array]  # (number of a mask, g [C, Kb]) -> [C, Kb]
@@ -78,7 +78,8 @@ def _add_leaf_pairs(
             qk = jnp.where(i == j, qk + jnp.sum(q * k, axis=1)[:, None], qk)
         return kk, qk
     relative = sum_of(2, jnp.maximum(g, -2 * EXPONENT_LIMIT / leaf))
-    row, column = exp(relative), k * exp(-relative)
+    row, column = (exp2(x, dot.interpret) for x in (relative, -relative))
+    column = k * column
     same_leaf = (i // leaf == j // leaf) & (i >= j)
     kk = jnp.where(same_leaf, kk + dot(k * row, column, tb=True), kk)
     if q is not None and qk is not None:
@@ -104,11 +105,11 @@ def add_decayed_products(
     size = k.shape[0]
     kk, qk = _add_leaf_pairs(sums, q, k, g, sum_of, leaf, leaf_dot)
     for n, level in enumerate(range(leaf.bit_length() - 1, size.bit_length() - 1)):
-        decay = exp(jnp.minimum(sum_of(3 + n, g), 0.0))
+        decay = exp2(sum_of(3 + n, g), dot.interpret)
         mask, decayed = halving_mask(size, level), k * decay
         kk = jnp.where(mask, kk + dot(decayed, decayed, tb=True), kk)
         if q is not None and qk is not None:
             qk = jnp.where(mask, qk + dot(q * decay, decayed, tb=True), qk)
-    from_start, to_end = (exp(jnp.minimum(sum_of(n, g), 0.0)) for n in (0, 1))
+    from_start, to_end = (exp2(sum_of(n, g), dot.interpret) for n in (0, 1))
     out = Decayed(None if q is None else q * from_start, k * from_start, k * to_end)
     return (kk, qk), out

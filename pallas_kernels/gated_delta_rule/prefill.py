@@ -8,8 +8,9 @@ from jax.typing import DTypeLike
 
 from ..ragged import Segments, make_tile_ranges, owner
 from .inputs import Activation, Gates
-from .prepare import Options, prepare
+from .prepare import prepare
 from .scan import scan
+from .tile import Options
 from .tuning import PrefillTuning
 
 

@@ -118,7 +118,7 @@ def _decayed_products_per_channel(
     return kk, qk
 
 
-def _unit_lower_inverse(a: Float[Array, "H C C"], precision: lax.Precision) -> Array:
+def unit_lower_inverse(a: Float[Array, "H C C"], precision: lax.Precision) -> Array:
     """(I + a)^-1 for strictly lower triangular a, with a derivative of its own."""
     return cast(Array, _inverse(a, precision))
 
@@ -177,7 +177,7 @@ def _chunk_terms(
         after = jnp.cumsum(jnp.flip(g, axis=1), axis=1)  # sums from the end: no cancellation
         after = jnp.flip(jnp.pad(after, ((0, 0), (1, 0), (0, 0)))[:, :-1], axis=1)
         to_end = jnp.exp(after)
-    solve = _unit_lower_inverse(beta[:, :, None] * kk, precision)
+    solve = unit_lower_inverse(beta[:, :, None] * kk, precision)
     u = jnp.matmul(solve, beta[:, :, None] * v, precision=precision)
     w = jnp.matmul(solve, beta[:, :, None] * (k * from_start), precision=precision)
     return u, w, qk, q * from_start, k * to_end, from_start[:, -1]

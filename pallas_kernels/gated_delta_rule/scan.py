@@ -24,8 +24,8 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plt
 
 from ..ragged import CONTINUE, Segments, TileRanges, chain_end
-from ..triton import Dot, dividing_block, iota, power_of_two_blocks, triton_call
-from .prepare import Options, Prepared
+from ..triton import Dot, dividing_block, iota, multiply_add, power_of_two_blocks, triton_call
+from .tile import Options, Prepared
 
 State = tuple[Array, ...]  # one array a block of key channels
 SMALLEST = 1e-30  # a chain of zeros is divided by this
@@ -73,9 +73,13 @@ class _Chain:
     def turned(self, x: Array) -> Array:
         return x.T if self.flip else x
 
-    def of_rows(self, x: Array, rows: Array) -> Array:
-        """[C, V], or [V, C], scaled by rows [C]."""
-        return x * (rows[None, :] if self.flip else rows[:, None])
+    def of_rows(self, rows: Array, shape: tuple[int, ...]) -> Array:
+        """Scales of rows [C] for [C, V], or [V, C]."""
+        return jnp.broadcast_to(rows[None, :] if self.flip else rows[:, None], shape)
+
+    def add_scaled(self, x: Array, rows: Array, y: Array) -> Array:
+        """x, its rows scaled, and y."""
+        return multiply_add(x, self.of_rows(rows, x.shape), y, self.options.interpret)
 
     def read_state(self) -> State:
         slot, layer = self.inputs.load[self.chain], self.inputs.layer[self.chain]
@@ -98,7 +102,7 @@ class _Chain:
                 ref[slot, layer, self.head, part, self.values] = x
 
     def unit(self, state: State) -> Array:
-        """The largest of the chain's values and of its initial state."""
+        """A power of two that no value of the chain, nor of its initial state, exceeds."""
         tile = self.inputs.tile
         begin, behind = tile[self.chain], tile[self.inputs.end[self.chain]]
 
@@ -110,7 +114,9 @@ class _Chain:
 
         largest = functools.reduce(jnp.maximum, (jnp.max(jnp.abs(s)) for s in state))
         steps = lax.div(behind - begin + 127, jnp.int32(128))
-        return lax.fori_loop(0, steps, widen, jnp.maximum(largest, SMALLEST))
+        largest = lax.fori_loop(0, steps, widen, jnp.maximum(largest, SMALLEST))
+        bits = lax.bitcast_convert_type(largest, jnp.int32)
+        return lax.bitcast_convert_type((bits + 0x7FFFFF) & 0x7F800000, jnp.float32)
 
     def values_of(self, segment: Array, tile: Array) -> Array:
         inputs = self.inputs
@@ -150,22 +156,23 @@ class _Chain:
 
         k = key_tile(tiles.k)
         known = of_state(k)
-        if ahead.from_start is not None:
-            known = self.of_rows(known, ahead.from_start)
         if self.options.tuning.turn_by_product and flip:
-            eye = iota((self.size, self.size), 0) == iota((self.size, self.size), 1)
-            v = Dot("bf16", self.options.interpret)(
-                self.values_of(segment, tile), eye.astype(jnp.bfloat16), ta=True
-            )
+            diagonal = iota((self.size, self.size), 0) == iota((self.size, self.size), 1)
+            scaled = jnp.where(diagonal, 1.0 / unit, 0.0).astype(jnp.bfloat16)  # exact
+            v = Dot("bf16", self.options.interpret)(self.values_of(segment, tile), scaled, ta=True)
         else:
-            v = self.turned(ahead.v).astype(jnp.float32)
-        v = v * (1.0 / unit)
-        new = of_tokens(tiles.t[tile, self.head], v - known)
+            v = self.turned(ahead.v).astype(jnp.float32) * (1.0 / unit)
+        if ahead.from_start is None:
+            rest = v - known
+        else:
+            rest = self.add_scaled(known, -ahead.from_start, v)
+        new = of_tokens(tiles.t[tile, self.head], rest)
         if self.options.outputs:
-            o = of_state(key_tile(tiles.q))
-            if ahead.from_start is not None:
-                o = self.of_rows(o, ahead.from_start)
-            o = o + of_tokens(tiles.p[tile, self.head], new)
+            o, more = of_state(key_tile(tiles.q)), of_tokens(tiles.p[tile, self.head], new)
+            if ahead.from_start is None:
+                o = o + more
+            else:
+                o = self.add_scaled(o, ahead.from_start, more)
             token = self.inputs.cu[segment] + (tile - self.inputs.tile[segment]) * self.size
             valid = (token + iota((self.size,), 0) < self.inputs.cu[segment + 1])[:, None]
             at = self.o_ref.at[pl.ds(token, self.size), self.head, self.values]
@@ -175,7 +182,7 @@ class _Chain:
             decays = [d[None, :] if flip else d[:, None] for d in ahead.decay]
         else:
             assert ahead.to_end is not None
-            new = self.of_rows(new, ahead.to_end)
+            new = new * self.of_rows(ahead.to_end, new.shape)
             decays = list(ahead.decay) * len(k)
         return tuple(
             s * decay + (dot(new, x) if flip else dot(x, new, ta=True))

@@ -16,12 +16,12 @@ class PrefillTuning:
     hand tiles to each other."""
 
     products: Products = "f16"
-    leaf_products: Products = "tf32"  # factors from exp(-72) to exp(72): not for float16
+    leaf_products: Products = "tf32"  # factors from 2^-104 to 2^104: not for float16
     chunk: int = 64
-    inverse_leaf: int = 16  # rows solved by substitution; larger blocks by matrix products
+    invert_warps: int = 1
     decay_leaf: int = 16  # KDA: rows whose decays share one anchor; see channel_decay.py
-    key_block: int = 64  # KDA: key channels taken at a time
-    prepare_warps: int = 4
+    key_block: int = 64  # channels of keys and of values taken at a time before the scan
+    product_warps: int = 2
     value_block: int = 64
     scan_warps: int = 4
     scan_stages: int = 3
@@ -32,20 +32,23 @@ class PrefillTuning:
     def tile_dtype(self) -> DTypeLike:
         return jnp.float16 if self.products == "f16" else jnp.float32
 
+    @property
+    def fast_gates(self) -> bool:
+        """Activations of gates by approximate instructions."""
+        return self.products == "f16"
+
     @classmethod
     def default(cls, dtype: DTypeLike, per_channel: bool) -> PrefillTuning:
         """bf16 inputs: 5e-3 relative RMS against float64. float32 inputs: 1e-5."""
         if dtype == jnp.bfloat16 and per_channel:
-            return cls(inverse_leaf=8, key_block=32, value_block=32)
+            return cls(key_block=128, value_block=32)
         if dtype == jnp.bfloat16:
-            return cls(inverse_leaf=8, scan_stages=5, turn_by_product=True)
+            return cls(key_block=32, scan_stages=5, turn_by_product=True)
         return cls(
             products="tf32x3",
             leaf_products="tf32x3",
-            inverse_leaf=4,
             decay_leaf=4,
             key_block=32,
-            prepare_warps=8,
             value_block=32,
             scan_warps=8,
             scan_stages=1,

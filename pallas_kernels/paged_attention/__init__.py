@@ -1,6 +1,11 @@
 """Attention over paged keys and values."""
 
-from .api import decode_paged_attention, ragged_paged_attention
+from .api import decode_paged_attention, prefers_whole_prompt, ragged_paged_attention
 from .reference import write_pages
 
-__all__ = ["decode_paged_attention", "ragged_paged_attention", "write_pages"]
+__all__ = [
+    "decode_paged_attention",
+    "prefers_whole_prompt",
+    "ragged_paged_attention",
+    "write_pages",
+]

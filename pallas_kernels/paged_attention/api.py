@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import jax.numpy as jnp
-from jax import Array, lax
+from jax import Array
+from jax.typing import DTypeLike
 from jaxtyping import Float, Int32
 
 from ..triton import Implementation, use_pallas
@@ -38,6 +39,7 @@ def ragged_paged_attention(
     *,
     scale: float,
     value_dim: int | None = None,
+    whole_prompt: bool = False,
     tile: int = 64,
     implementation: Implementation | None = None,
     interpret: bool = False,
@@ -48,27 +50,19 @@ def ragged_paged_attention(
     behind the last sequence give finite values that mean nothing. `values` None takes the first
     `value_dim` entries of each key as its value (MLA latents). `tile` is of the XLA form.
 
-    None is, on a GPU, cuDNN for one long prompt from its first token on (library.py) and the Pallas
-    kernel for all else.
+    `whole_prompt` promises that the first sequence is the whole batch, from position 0 on: then
+    None is cuDNN where `prefers_whole_prompt` says so (library.py), and else the Pallas kernel on a
+    GPU.
     """
     width = value_dim if value_dim is not None else keys.shape[-1]
     if _choose(implementation, q, width):
-
-        def by_kernel() -> Array:
-            at = (positions, cu_seqlens, page_table)
-            options = {"scale": scale, "value_dim": width, "interpret": interpret}
-            return prefill(q, keys, values, layer, *at, **options)
-
-        if implementation == "pallas" or values is None:
-            return by_kernel()
-        if not library.covers(q, values, page_table):
-            return by_kernel()
-
-        def by_library() -> Array:
+        room = page_table.shape[1] * keys.shape[2]
+        fits = library.covers(q.shape[0], room, q.shape[2], width, q.dtype)
+        if whole_prompt and fits and implementation is None and values is not None:
             return library.attend(q, keys, values, layer, cu_seqlens, page_table, scale=scale)
-
-        whole = library.one_whole_prompt(positions, cu_seqlens)
-        return lax.cond(whole, by_library, by_kernel)
+        at = (positions, cu_seqlens, page_table)
+        options = {"scale": scale, "value_dim": width, "interpret": interpret}
+        return prefill(q, keys, values, layer, *at, **options)
     return reference.ragged_paged_attention(
         q,
         keys,
@@ -81,6 +75,14 @@ def ragged_paged_attention(
         value_dim=value_dim,
         tile=tile,
     )
+
+
+def prefers_whole_prompt(
+    tokens: int, room: int, key_dim: int, value_dim: int, dtype: DTypeLike
+) -> bool:
+    """Whether a step of one whole prompt has a faster form than any other step of its size; a
+    sequence has pages for `room` tokens."""
+    return use_pallas(None) and library.covers(tokens, room, key_dim, value_dim, jnp.dtype(dtype))
 
 
 def decode_paged_attention(

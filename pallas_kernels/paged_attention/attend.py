@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -26,9 +25,8 @@ def _combine_kernel(
     acc_ref: Any,
     top_ref: Any,
     total_ref: Any,
-    out_refs: Any,
+    o_ref: Any,
 ) -> None:
-    (o_ref,) = out_refs
     head, token = pl.program_id(0), pl.program_id(1)
     tile, row = token, 0
     if rows_refs is not None:
@@ -112,41 +110,18 @@ def attend(
     )
     static: dict[str, Any] = dict(heads=heads, scale=scale, value_dim=value_dim)
     static |= dict(whole=cut.whole, tuning=tuning, dot=dot)
-    found = _call(
+    run = functools.partial(triton_call, interpret=interpret)
+    found = run(
         functools.partial(kernel, **static),
         "paged_attention",
         (heads.blocks, programs(cut, heads.blocks)),
         (out,) if cut.whole else partial,
-        inputs,
-        tuning.warps,
-        tuning.stages,
-        interpret,
-    )
+        warps=tuning.warps,
+        stages=tuning.stages,
+    )(*inputs)
     if cut.whole:
         return found[0]
     of_token = None if queries is None else (queries.of_token, queries.start)
-    inputs = (pieces.of_tile, of_token, *found)
     grid = (q_heads, tokens)
-    name = "paged_attention_combine"
-    return _call(_combine_kernel, name, grid, (out,), inputs, 4, 1, interpret)[0]
-
-
-def _call(
-    body: Callable[..., None],
-    name: str,
-    grid: tuple[int, ...],
-    out: tuple[jax.ShapeDtypeStruct, ...],
-    inputs: tuple[Any, ...],
-    warps: int,
-    stages: int,
-    interpret: bool,
-) -> tuple[Array, ...]:
-    """A kernel whose inputs are a tree: some are absent, and their references None."""
-    leaves, tree = jax.tree.flatten(inputs)
-
-    def flat(*refs: Any) -> None:
-        given: Any = jax.tree.unflatten(tree, refs[: len(leaves)])
-        body(*given, refs[len(leaves) :])
-
-    options: Any = {"warps": warps, "stages": stages, "interpret": interpret}
-    return triton_call(flat, name, grid, out, **options)(*leaves)
+    combine = run(_combine_kernel, "paged_attention_combine", grid, (out,), warps=4)
+    return combine(pieces.of_tile, of_token, *found)[0]

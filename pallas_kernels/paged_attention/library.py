@@ -8,33 +8,21 @@ bfloat16 only.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jaxtyping import Bool, Float, Int32
+from jaxtyping import Float, Int32
 
-LEAST_TOKENS = 4096  # below, the gather and the wait for the choice are not repaid
-
-
-def covers(q: Array, values: Array, page_table: Array) -> bool:
-    """Whether cuDNN takes these shapes on a Hopper GPU, and they are worth it.
-
-    A batch of more tokens than a sequence has pages for is never one prompt alone.
-    """
-    tokens, room = q.shape[0], page_table.shape[1] * values.shape[2]
-    if q.dtype != jnp.bfloat16 or tokens < LEAST_TOKENS or tokens > room:
-        return False
-    dim = q.shape[-1]
-    return values.shape[-1] == dim and dim % 8 == 0 and dim <= 256
+LEAST_TOKENS = 4096  # below, a program of its own is not repaid
 
 
-def one_whole_prompt(
-    positions: Int32[Array, " T"], cu_seqlens: Int32[Array, " N1"]
-) -> Bool[Array, ""]:
-    """Whether the batch is its first sequence only, from position 0."""
-    return (cu_seqlens[1] == cu_seqlens[-1]) & (positions[0] == 0)
+def covers(tokens: int, room: int, key_dim: int, value_dim: int, dtype: Any) -> bool:
+    """Whether cuDNN takes so many queries on a Hopper GPU, and they are worth it. More tokens than
+    a sequence has room for in its pages are never one prompt."""
+    fits = value_dim == key_dim and key_dim % 8 == 0 and key_dim <= 256
+    return fits and dtype == jnp.bfloat16 and LEAST_TOKENS <= tokens <= room
 
 
 def attend(

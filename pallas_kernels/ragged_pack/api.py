@@ -63,21 +63,6 @@ def unpack_states(
     return reference.unpack_states(packed, pool, rows, source, target, **options)
 
 
-def copy_rows(
-    pool: Float32[Array, "S L H K V"],
-    rows: Int32[Array, " R"],
-    source: Int32[Array, " B"],
-    target: Int32[Array, " B"],
-    *,
-    implementation: Implementation | None = None,
-    interpret: bool = False,
-) -> Float32[Array, "S L H K V"]:
-    """The given rows (-1: none) of slots source[b] copied to the same rows of slots target[b]."""
-    if use_pallas(implementation) and rows.size and source.size:
-        return kernel.copy_rows(pool, rows, source, target, interpret=interpret)
-    return reference.copy_rows(pool, rows, source, target)
-
-
 def _choose(implementation: Implementation | None, packed: PackedStates) -> bool:
     """True for Pallas; nothing kept leaves a kernel nothing to read."""
     if not use_pallas(implementation) or packed.values.size == 0:

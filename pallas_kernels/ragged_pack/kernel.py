@@ -3,8 +3,8 @@
     y[target[b], put[n]] = x[source[b], take[n]]
 
 Packing takes the kept rows and puts them in order; unpacking the other way round; unpacking with
-zeros takes by the inverse list, so that programs write whole blocks of a slot; copying takes and
-puts by the same list. A negative `take` gives zeros, a negative `put` stores nothing.
+zeros takes by the inverse list, so that programs write whole blocks of a slot. A negative `take`
+gives zeros, a negative `put` stores nothing.
 """
 
 from __future__ import annotations
@@ -36,17 +36,15 @@ def _kernel(
     *refs: Any,
     count: int,
     rows: int,
-    given: tuple[bool, ...],
+    given: tuple[bool, bool],
     quantised: tuple[bool, bool],
 ) -> None:
-    """`given`: which of the inputs take, put and x there are; without x, rows move inside y."""
-    following = iter(refs)
-    take_ref, put_ref, x_ref = _optional(following, given)
-    read_scale, write_scale = quantised
-    (x_scale_ref,) = _optional(following, (read_scale,))
-    y_in_ref, _ = _optional(following, (True, write_scale))
+    """`given`: which of take and put there are. y comes twice: as it was, and to be written."""
+    following, (read_scale, write_scale) = iter(refs), quantised
+    take_ref, put_ref = _optional(following, given)
+    x_ref, x_scale_ref = _optional(following, (True, read_scale))
+    _optional(following, (True, write_scale))
     y_ref, y_scale_ref = _optional(following, (True, write_scale))
-    x_ref = y_in_ref if x_ref is None else x_ref
 
     block, entry = pl.program_id(0), pl.program_id(1)
     source, target = source_ref[entry], target_ref[entry]
@@ -101,7 +99,7 @@ def _quantise(parts: list[Array]) -> tuple[list[Array], Array]:
 
 
 def _move_rows(
-    x: Array | None,
+    x: Array,
     x_scales: Array | None,
     y: Array,
     y_scales: Array | None,
@@ -113,7 +111,7 @@ def _move_rows(
     tuning: PackTuning | None,
     interpret: bool,
 ) -> tuple[Array, ...]:
-    """(y, y_scales if given); x is [S, N, V], y [D, M, V], None is y itself."""
+    """(y, y_scales if given); x is [S, N, V], y [D, M, V]."""
     tuning = tuning or PackTuning()
     lists = [index for index in (take, put) if index is not None]
     count = lists[0].shape[0]
@@ -125,7 +123,7 @@ def _move_rows(
             _kernel,
             count=count,
             rows=tuning.rows,
-            given=(take is not None, put is not None, x is not None),
+            given=(take is not None, put is not None),
             quantised=(x_scales is not None, y_scales is not None),
         ),
         name,
@@ -177,31 +175,6 @@ def unpack_states(
         put = None
     (flat,) = _move_rows(
         *packed, flat, None, source, target, take, put, "unpack_states", tuning, interpret
-    )
-    return flat.reshape(pool.shape)
-
-
-def copy_rows(
-    pool: Array,
-    rows: Array,
-    source: Array,
-    target: Array,
-    *,
-    tuning: PackTuning | None = None,
-    interpret: bool = False,
-) -> Array:
-    (flat,) = _move_rows(
-        None,
-        None,
-        _as_rows(pool),
-        None,
-        source,
-        target,
-        rows,
-        rows,
-        "copy_rows",
-        tuning,
-        interpret,
     )
     return flat.reshape(pool.shape)
 

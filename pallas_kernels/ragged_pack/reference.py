@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple
 
 import jax.numpy as jnp
 from jax import Array, lax
-from jaxtyping import Float, Float32, Int32
+from jaxtyping import Float32, Int32
 
 from ..ragged import or_outside
 
@@ -107,14 +107,3 @@ def unpack_states(
     if packed.scales is not None:
         values = values * _gather(packed.scales, source, take)[..., None]
     return _scatter(flat, slots, put, values).reshape(pool.shape)
-
-
-def copy_rows(
-    pool: Float[Array, "S L H K V"],
-    rows: Int32[Array, " R"],
-    source: Int32[Array, " B"],
-    target: Int32[Array, " B"],
-) -> Float[Array, "S L H K V"]:
-    flat = _as_rows(pool)
-    values = _gather(flat, source, rows)
-    return _scatter(flat, _both(source, target), rows, values).reshape(pool.shape)

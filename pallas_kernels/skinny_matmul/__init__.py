@@ -1,6 +1,6 @@
-"""Few rows against a large weight matrix, which is streamed once."""
+"""Few rows against large weight matrices, which are streamed once."""
 
-from .api import skinny_matmul
-from .reference import rms_norm
+from .api import skinny_matmul, skinny_matmuls
+from .reference import Product, rms_norm
 
-__all__ = ["rms_norm", "skinny_matmul"]
+__all__ = ["Product", "rms_norm", "skinny_matmul", "skinny_matmuls"]

@@ -1,8 +1,8 @@
-"""The op as users call it, whichever implementation runs."""
+"""The ops as users call them, whichever implementation runs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import jax.numpy as jnp
 from jax import Array
@@ -11,6 +11,7 @@ from jaxtyping import Float
 
 from ..triton import Implementation, use_pallas
 from . import kernel, reference
+from .reference import Product
 
 
 def skinny_matmul(
@@ -19,24 +20,51 @@ def skinny_matmul(
     combine: Callable[..., Array] | None = None,
     dtype: DTypeLike | None = None,
     norm: reference.Norm | None = None,
+    residual: Float[Array, "M N"] | None = None,
     *,
     implementation: Implementation | None = None,
     interpret: bool = False,
 ) -> Float[Array, "M N"]:
-    """combine(x W_1^T, ..., x W_G^T) with sums and `combine` in float32.
-
-    `combine` is elementwise; None needs G = 1. With `norm` (weight [K], eps) the rows of x are
-    RMS-normalised on the way. Every row's result is the same whatever the others
-    are. The kernel takes up to 32 rows of bfloat16; by name, another case is an error.
-    """
+    """One result, see `skinny_matmuls`."""
     if combine is None and weights.shape[0] != 1:
         raise ValueError(f"{weights.shape[0]} weight matrices and nothing to combine them")
+    one = (Product(weights, combine, dtype, residual),)
+    return skinny_matmuls(x, one, norm, implementation=implementation, interpret=interpret)[0]
+
+
+def skinny_matmuls(
+    x: Float[Array, "M K"],
+    products: Sequence[Product],
+    norm: reference.Norm | None = None,
+    *,
+    implementation: Implementation | None = None,
+    interpret: bool = False,
+) -> tuple[Float[Array, "M N"], ...]:
+    """combine(x W_1^T, ..., x W_G^T) + residual of each product, with all of it in float32. A
+    product without `combine` has G results in a row.
+
+    With `norm` (weight [K], eps) the rows of x are RMS-normalised on the way. Every row's result is
+    the same whatever the others are. The kernel takes up to 32 rows of bfloat16; by name, another
+    case is an error. Where a library's product is the faster, None picks that.
+    """
     if use_pallas(implementation):
-        if kernel.supported(x, weights):
-            return kernel.skinny_matmul(x, weights, combine, dtype, norm, interpret=interpret)
-        if implementation == "pallas":
+        covered = kernel.supported(x, products)
+        if implementation == "pallas" and not covered:
             raise NotImplementedError(
-                f"x {x.shape} {x.dtype}, weights {weights.shape}: the kernel takes up to "
-                f"{kernel.MAX_ROWS} rows of {jnp.bfloat16.__name__} and dims in multiples of 16"
+                f"x {x.shape} {x.dtype}, weights {[p.weights.shape for p in products]}: the kernel "
+                f"takes up to {kernel.MAX_ROWS} rows of {jnp.bfloat16.__name__} and dims in "
+                "multiples of 16"
             )
-    return reference.skinny_matmul(x, weights, combine, dtype, norm)
+        if covered and (implementation == "pallas" or not _library_is_faster(x, products)):
+            return kernel.skinny_matmuls(x, products, norm, interpret=interpret)
+    return reference.skinny_matmuls(x, products, norm)
+
+
+LARGE = 256 * 2**20  # bytes of weights
+
+
+def _library_is_faster(x: Array, products: Sequence[Product]) -> bool:
+    """Measured on an H200 (eval/notes/skinny_matmul.md): cuBLAS streams the largest matrices with
+    3.8 TB/s where the tensor-core kernel has 3.5, and that pays for a norm's launch."""
+    largest = max(p.weights.size * p.weights.dtype.itemsize for p in products)
+    return x.shape[0] > kernel.MAX_VECTOR_ROWS and largest > LARGE

@@ -4,18 +4,19 @@ Up to four rows are multiplied elementwise (a tensor-core product would be mostl
 through the tensor cores with the weights as the left operand, rows padded to 16 or 32.
 No program shares an output, so sums have one order and no row depends on another.
 
-What bounds both is bytes in flight: about 26 KB a multiprocessor at all times. The elementwise
+What bounds both is bytes in flight: about 32 KB a multiprocessor at all times. The elementwise
 kernel gets there by holding little else (sums of eight neighbours at once, so that accumulators
-take an eighth of the registers) and asking for several steps' weights before it uses them. It also
+take an eighth of the registers) and by asking for weights some steps before it uses them. It also
 applies an RMS norm, which is a factor of a row's products: every program finds it again from the
-rows it reads.
+rows it reads. Products of the same rows share a launch, each with programs of its own.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Any
 
 import jax
@@ -23,10 +24,9 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plt
-from jax.typing import DTypeLike
 
 from ..triton import Dot, dividing_block, iota, triton_call
-from .reference import Norm, rms_norm
+from .reference import Norm, Product, rms_norm
 
 MAX_ROWS = 32
 MAX_VECTOR_ROWS = 4
@@ -39,123 +39,209 @@ class SkinnyTuning:
     inner: int  # of a step
     warps: int
     unroll: int = 1  # steps whose weights are asked for together (elementwise kernel)
+    ahead: int = 0  # steps between asking for weights and using them (elementwise kernel)
     stages: int = 1  # of the loads' pipeline (tensor cores)
 
     @classmethod
-    def default(cls, rows: int, inner: int) -> SkinnyTuning:
+    def default(cls, rows: int, groups: int, inner: int) -> SkinnyTuning:
         """Measured on an H200 (eval/notes/skinny_matmul.md)."""
-        if rows <= MAX_VECTOR_ROWS and inner > 4096:
+        if rows > MAX_VECTOR_ROWS:
+            if inner > 5120:
+                return cls(outputs=32, inner=256, warps=2, stages=4)
+            return cls(outputs=32, inner=128, warps=2, stages=3)
+        if inner > 16384:
+            return cls(outputs=4, inner=512, warps=2, unroll=2)
+        if inner > 8192:
             return cls(outputs=4, inner=1024, warps=4)
-        if rows <= MAX_VECTOR_ROWS:
-            return cls(outputs=2, inner=512, warps=1, unroll=5)
-        if inner > 4096:
-            return cls(outputs=32, inner=256, warps=2, stages=4)
-        return cls(outputs=32, inner=128, warps=2, stages=3)
+        if groups > 1 and inner > 4096:
+            return cls(outputs=2, inner=1024, warps=4)
+        return cls(outputs=2, inner=512, warps=1, unroll=5)
 
-    def fit(self, count: int, inner: int) -> SkinnyTuning:
-        """The nearest tuning that divides the dimensions."""
+    def fit(self, inner: int) -> SkinnyTuning:
+        """The nearest tuning that divides the inner dimension."""
         width = dividing_block(inner, self.inner)
         steps = inner // width
         unroll = max(n for n in range(1, self.unroll + 1) if steps % n == 0)
-        outputs = dividing_block(count, self.outputs)
-        return SkinnyTuning(outputs, width, self.warps, unroll, self.stages)
+        ahead = min(self.ahead, steps // unroll - 1)
+        return replace(self, inner=width, unroll=unroll, ahead=ahead)
 
 
-def supported(x: Array, weights: Array) -> bool:
+def supported(x: Array, products: Sequence[Product]) -> bool:
     rows, inner = x.shape
-    fits = rows <= MAX_ROWS and inner % 16 == 0 and weights.shape[1] % 16 == 0
-    return fits and x.dtype == weights.dtype == jnp.bfloat16
+    fits = rows <= MAX_ROWS and inner % 16 == 0 and x.dtype == jnp.bfloat16
+    return fits and all(
+        p.weights.shape[1] % 16 == 0 and p.weights.dtype == jnp.bfloat16 for p in products
+    )
 
 
-def _outputs(first: Any, tuning: SkinnyTuning) -> Any:
-    return pl.ds(first, tuning.outputs)
+@dataclass(frozen=True)
+class Share:
+    """Of one product in a launch: programs first:first + count, `outputs` each of every matrix."""
+
+    first: int
+    count: int
+    outputs: int
+    groups: int
+    combine: Callable[..., Array] | None
+
+    def slice(self, program: Any) -> Any:
+        return pl.ds(program * self.outputs, self.outputs)
+
+    def lines(self, program: Any) -> list[Any]:
+        """Rows of the matrices that a program multiplies."""
+        whole = self.count * self.outputs
+        starts = (g * whole + program * self.outputs for g in range(self.groups))
+        return [pl.ds(start, self.outputs) for start in starts]
+
+    def results(self, sums: Sequence[Array]) -> Sequence[Array]:
+        return sums if self.combine is None else (self.combine(*sums),)
 
 
 def _vector_kernel(
-    x_ref: Any, w_ref: Any, *refs: Any, tuning: SkinnyTuning, combine: Any, eps: float | None
-) -> None:
-    *norm_refs, o_ref = refs
-    (rows, count), inner = o_ref.shape, w_ref.shape[1]
-    groups, first = w_ref.shape[0] // count, pl.program_id(0) * tuning.outputs
+    x_ref: Any, norm_ref: Any, weight_refs: Any, residual_refs: Any, *out_refs: Any,
+    shares: tuple[Share, ...], tuning: SkinnyTuning, eps: float,
+) -> None:  # fmt: skip
+    rows, inner = x_ref.shape
     lanes = min(LANES, tuning.inner)
-    short = tuning.inner // lanes
+    short, steps = tuning.inner // lanes, inner // tuning.inner // tuning.unroll
 
     def neighbours(x: Array) -> Array:
         return jnp.sum(x.reshape(*x.shape[:-1], short, lanes), axis=-1)
 
-    def step(index: Array, sums: tuple[Array, ...]) -> tuple[Array, ...]:
-        for part_index in range(tuning.unroll):
-            part = pl.ds((index * tuning.unroll + part_index) * tuning.inner, tuning.inner)
-            x = [x_ref[row, part].astype(jnp.float32) for row in range(rows)]
-            squares = [] if eps is None else [neighbours(y * y) for y in x]
-            x = x if eps is None else [y * norm_refs[0][part] for y in x]
-            w = [w_ref[_outputs(g * count + first, tuning), part] for g in range(groups)]
-            products = [neighbours(y.astype(jnp.float32) * z[None, :]) for y in w for z in x]
-            sums = tuple(s + p for s, p in zip(sums, products + squares, strict=True))
-        return sums
+    def product(share: Share, program: Array, w_ref: Any, residual_ref: Any, o_refs: Any) -> None:
+        lines = share.lines(program)
 
-    zero = jnp.zeros((tuning.outputs, short), jnp.float32)
-    line = jnp.zeros((short,), jnp.float32)
-    carry = (zero,) * (groups * rows) + (line,) * (0 if eps is None else rows)
-    sums = lax.fori_loop(0, inner // tuning.inner // tuning.unroll, step, carry)
-    totals = [jnp.sum(s, axis=1) for s in sums[: groups * rows]]
-    for row in range(rows):
-        out = totals[row::rows]
-        if eps is not None:
-            scale = lax.rsqrt(jnp.sum(sums[groups * rows + row]) / inner + eps)
-            out = [y * scale for y in out]
-        o_ref[row, _outputs(first, tuning)] = combine(*out).astype(o_ref.dtype)
+        def parts(step: Any) -> list[Any]:
+            first = step * tuning.unroll
+            return [pl.ds((first + n) * tuning.inner, tuning.inner) for n in range(tuning.unroll)]
+
+        def ask(step: Any) -> tuple[tuple[Array, ...], ...]:
+            return tuple(tuple(w_ref[line, part] for line in lines) for part in parts(step))
+
+        def use(step: Any, tiles: Any, sums: tuple[Array, ...]) -> tuple[Array, ...]:
+            for part, w in zip(parts(step), tiles, strict=True):
+                x = [x_ref[row, part].astype(jnp.float32) for row in range(rows)]
+                squares = [] if norm_ref is None else [neighbours(y * y) for y in x]
+                x = x if norm_ref is None else [y * norm_ref[part] for y in x]
+                terms = [neighbours(y.astype(jnp.float32) * z[None, :]) for y in w for z in x]
+                sums = tuple(s + t for s, t in zip(sums, terms + squares, strict=True))
+            return sums
+
+        def body(step: Array, carry: tuple[Any, Any]) -> tuple[Any, Any]:
+            queue, sums = carry
+            queue = (*queue, ask(step + tuning.ahead))
+            return queue[1:], use(step, queue[0], sums)
+
+        zero = jnp.zeros((share.outputs, short), jnp.float32)
+        line = jnp.zeros((short,), jnp.float32)
+        sums = (zero,) * (share.groups * rows) + (line,) * (0 if norm_ref is None else rows)
+        queue = tuple(ask(step) for step in range(tuning.ahead))
+        queue, sums = lax.fori_loop(0, steps - tuning.ahead, body, (queue, sums))
+        for n, tiles in enumerate(queue):
+            sums = use(steps - tuning.ahead + n, tiles, sums)
+        totals = [jnp.sum(s, axis=1) for s in sums[: share.groups * rows]]
+        for row in range(rows):
+            out = totals[row::rows]
+            if norm_ref is not None:
+                scale = lax.rsqrt(jnp.sum(sums[share.groups * rows + row]) / inner + eps)
+                out = [y * scale for y in out]
+            for y, o_ref in zip(share.results(out), o_refs, strict=True):
+                if residual_ref is not None:
+                    y += residual_ref[row, share.slice(program)].astype(jnp.float32)
+                o_ref[row, share.slice(program)] = y.astype(o_ref.dtype)
+
+    _each(product, shares, weight_refs, residual_refs, out_refs)
 
 
 def _matrix_kernel(
-    x_ref: Any, w_ref: Any, o_ref: Any, *, tuning: SkinnyTuning, combine: Any, padded: int, dot: Dot
+    x_ref: Any, weight_refs: Any, residual_refs: Any, *out_refs: Any,
+    shares: tuple[Share, ...], tuning: SkinnyTuning, padded: int, dot: Dot,
+) -> None:  # fmt: skip
+    rows, inner = x_ref.shape
+    valid, all_rows = (iota((padded,), 0) < rows)[:, None], pl.ds(0, padded)
+
+    def product(share: Share, program: Array, w_ref: Any, residual_ref: Any, o_refs: Any) -> None:
+        lines = share.lines(program)
+
+        def step(index: Array, sums: tuple[Array, ...]) -> tuple[Array, ...]:
+            part = pl.ds(index * tuning.inner, tuning.inner)
+            x = plt.load(x_ref.at[all_rows, part], mask=valid, other=0.0)
+            return tuple(
+                s + dot(w_ref[y, part], x, tb=True) for s, y in zip(sums, lines, strict=True)
+            )
+
+        zero = jnp.zeros((share.outputs, padded), jnp.float32)
+        sums = lax.fori_loop(0, inner // tuning.inner, step, (zero,) * share.groups)
+        where = (all_rows, share.slice(program))
+        for y, o_ref in zip(share.results(sums), o_refs, strict=True):
+            y = y.T
+            if residual_ref is not None:
+                y += plt.load(residual_ref.at[where], mask=valid, other=0.0).astype(jnp.float32)
+            plt.store(o_ref.at[where], y.astype(o_ref.dtype), mask=valid)
+
+    _each(product, shares, weight_refs, residual_refs, out_refs)
+
+
+def _each(
+    product: Callable[..., None],
+    shares: tuple[Share, ...],
+    weight_refs: Any,
+    residual_refs: Any,
+    out_refs: Any,
 ) -> None:
-    (rows, count), inner = o_ref.shape, w_ref.shape[1]
-    groups, first = w_ref.shape[0] // count, pl.program_id(0) * tuning.outputs
-    valid = (iota((padded,), 0) < rows)[:, None]
-
-    def step(index: Array, sums: tuple[Array, ...]) -> tuple[Array, ...]:
-        part = pl.ds(index * tuning.inner, tuning.inner)
-        x = plt.load(x_ref.at[pl.ds(0, padded), part], mask=valid, other=0.0)
-        w = (w_ref[_outputs(g * count + first, tuning), part] for g in range(groups))
-        return tuple(s + dot(y, x, tb=True) for s, y in zip(sums, w, strict=True))
-
-    zero = jnp.zeros((tuning.outputs, padded), jnp.float32)
-    sums = lax.fori_loop(0, inner // tuning.inner, step, (zero,) * groups)
-    target = o_ref.at[pl.ds(0, padded), _outputs(first, tuning)]
-    plt.store(target, combine(*sums).astype(o_ref.dtype).T, mask=valid)
+    """The product that this program belongs to, and the program's number within it."""
+    program, outs = pl.program_id(0), iter(out_refs)
+    for share, w_ref, residual_ref in zip(shares, weight_refs, residual_refs, strict=True):
+        results = 1 if share.combine else share.groups
+        refs = (w_ref, residual_ref, [next(outs) for _ in range(results)])
+        run = functools.partial(product, share, program - share.first, *refs)
+        if len(shares) == 1:
+            run()
+        else:
+            pl.when((program >= share.first) & (program < share.first + share.count))(run)
 
 
-def skinny_matmul(
+def skinny_matmuls(
     x: Array,
-    weights: Array,
-    combine: Callable[..., Array] | None,
-    dtype: DTypeLike | None,
+    products: Sequence[Product],
     norm: Norm | None = None,
     *,
     tuning: SkinnyTuning | None = None,
     interpret: bool = False,
-) -> Array:
-    rows, (_, count, inner) = x.shape[0], weights.shape
-    tuning = (tuning or SkinnyTuning.default(rows, inner)).fit(count, inner)
-    options: dict[str, Any] = {"tuning": tuning, "combine": combine or (lambda y: y)}
-    extra: tuple[Array, ...] = ()
+) -> tuple[Array, ...]:
+    rows, inner = x.shape
+    most = max(p.weights.shape[0] for p in products)
+    tuning = (tuning or SkinnyTuning.default(rows, most, inner)).fit(inner)
+    counts = [p.weights.shape[1] for p in products]
+    outputs = [dividing_block(count, tuning.outputs) for count in counts]
+    programs = [count // size for count, size in zip(counts, outputs, strict=True)]
+    first, groups = accumulate(programs, initial=0), [p.weights.shape[0] for p in products]
+    combines = [p.combine for p in products]
+    shares = tuple(map(Share, first, programs, outputs, groups, combines))
+    weights = [p.weights.reshape(-1, inner) for p in products]
+    inputs: tuple[Any, ...] = (weights, [p.residual for p in products])
+    options: dict[str, Any] = {"shares": shares, "tuning": tuning}
     if rows <= MAX_VECTOR_ROWS:
-        eps = None if norm is None else norm[1]
-        extra = () if norm is None else (norm[0].astype(jnp.float32),)
-        kernel = functools.partial(_vector_kernel, **options, eps=eps)
+        scale, eps = (None, 0.0) if norm is None else (norm[0].astype(jnp.float32), norm[1])
+        kernel, inputs = functools.partial(_vector_kernel, **options, eps=eps), (x, scale, *inputs)
     else:
         x = x if norm is None else rms_norm(x, *norm)
         padded = max(16, 1 << (rows - 1).bit_length())
-        dot = Dot("bf16", interpret)
-        kernel = functools.partial(_matrix_kernel, **options, padded=padded, dot=dot)
-    call = triton_call(
+        options |= {"padded": padded, "dot": Dot("bf16", interpret)}
+        kernel, inputs = functools.partial(_matrix_kernel, **options), (x, *inputs)
+    outs = [
+        jax.ShapeDtypeStruct(
+            (rows, p.weights.shape[1]), p.dtype if p.dtype is not None else x.dtype
+        )
+        for p in products
+        for _ in range(p.results)
+    ]
+    return triton_call(
         kernel,
         "skinny_matmul",
-        (count // tuning.outputs,),
-        (jax.ShapeDtypeStruct((rows, count), dtype if dtype is not None else x.dtype),),
+        (sum(programs),),
+        tuple(outs),
         warps=tuning.warps,
         stages=tuning.stages,
         interpret=interpret,
-    )
-    return call(x, weights.reshape(-1, inner), *extra)[0]
+    )(*inputs)

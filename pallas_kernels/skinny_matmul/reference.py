@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import jax.numpy as jnp
 from jax import Array, lax
@@ -14,6 +15,23 @@ from ..precision import working_dtype
 Norm = tuple[Array, float]  # weight [K] float32, eps
 
 
+class Product(NamedTuple):
+    """combine(x W_1^T, ..., x W_G^T) + residual, rounded to `dtype` (default: x's).
+
+    `combine` is elementwise; without it each x W_g^T is a result of its own.
+    A residual has the result's dtype.
+    """
+
+    weights: Float[Array, "G N K"]
+    combine: Callable[..., Array] | None = None
+    dtype: DTypeLike | None = None
+    residual: Float[Array, "M N"] | None = None
+
+    @property
+    def results(self) -> int:
+        return 1 if self.combine else self.weights.shape[0]
+
+
 def rms_norm(
     x: Float[Array, "... K"], weight: Float[Array, " K"], eps: float
 ) -> Float[Array, "... K"]:
@@ -23,26 +41,24 @@ def rms_norm(
     return (work * lax.rsqrt(variance + eps) * weight.astype(work.dtype)).astype(x.dtype)
 
 
-def skinny_matmul(
-    x: Float[Array, "M K"],
-    weights: Float[Array, "G N K"],
-    combine: Callable[..., Array] | None = None,
-    dtype: DTypeLike | None = None,
-    norm: Norm | None = None,
-) -> Float[Array, "M N"]:
-    """combine(x W_1^T, ..., x W_G^T), in float32, rounded to `dtype` (default: x's).
-
-    With `norm` the rows of x are RMS-normalised first. The products are rounded to x's type before
-    they are combined: with many rows, writing and reading them in float32 would cost more than the
-    combination.
-    """
-    groups, count, inner = weights.shape
+def skinny_matmuls(
+    x: Float[Array, "M K"], products: Sequence[Product], norm: Norm | None = None
+) -> tuple[Float[Array, "M N"], ...]:
+    """The results of the products in order; with `norm` the rows of x are RMS-normalised first."""
     x = x if norm is None else rms_norm(x, *norm)
+    return tuple(y for product in products for y in _results(x, product))
+
+
+def _results(x: Array, product: Product) -> list[Array]:
+    """Products are rounded to x's type before they are combined: with many rows, writing and
+    reading them in float32 would cost more than the combination."""
+    weights, combine, dtype, residual = product
+    groups, count, inner = weights.shape
     dtype = dtype if dtype is not None else x.dtype
     first = dtype if combine is None else x.dtype
     matrix = weights.reshape(groups * count, inner)
-    both = lax.dot_general(x, matrix, (((1,), (1,)), ((), ())), preferred_element_type=first)
-    if combine is None:
-        return both
-    parts = both.astype(working_dtype(x)).reshape(-1, groups, count)
-    return combine(*(parts[:, group] for group in range(groups))).astype(dtype)
+    out = lax.dot_general(x, matrix, (((1,), (1,)), ((), ())), preferred_element_type=first)
+    results = [out[:, group * count : (group + 1) * count] for group in range(groups)]
+    if combine is not None:
+        results = [combine(*(y.astype(working_dtype(x)) for y in results)).astype(dtype)]
+    return results if residual is None else [y + residual for y in results]

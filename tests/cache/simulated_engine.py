@@ -75,7 +75,7 @@ class SimulatedEngine:
         if not request.started:
             self._start(request)
         depths = self.manager.checkpoint_depths(lease, start, end, request.prompt_len)
-        slots = self.manager.reserve_checkpoint_slots(len(depths), self.reserve)
+        slots = self.manager.slots.reserve(len(depths), self.reserve)
         kept = list(zip(depths[len(depths) - len(slots) :], slots, strict=True))
         for position in range(max(start, lease.write_from), end):
             page, offset = divmod(position, self.manager.page_size)
@@ -97,7 +97,7 @@ class SimulatedEngine:
 
     def pack(self, most: int = 100) -> int:
         """Takes demotions and writes their compressed slots; how many."""
-        taken = self.manager.take_demotions(most)
+        taken = self.manager.slots.take_demotions(most)
         for demotion in taken:
             self.packed[demotion.target] = self.slots[demotion.source]
         self.packing += taken

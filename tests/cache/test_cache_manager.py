@@ -141,14 +141,14 @@ def test_reserved_slots_leave_the_floor_and_evict_the_oldest():
         engine.run([first] * 2)  # a checkpoint at 1 and at 2: six, of which four stay
     manager = engine.manager
     assert manager.stats().pools["native_slots"] == PoolCounts(4, free=0, tree=4, running=0)
-    slots = manager.reserve_checkpoint_slots(9, reserve=1)
+    slots = manager.slots.reserve(9, floor=1)
     assert len(slots) == 3
-    assert manager.reserve_checkpoint_slots(1, reserve=1) == []
+    assert manager.slots.reserve(1, floor=1) == []
     assert manager.admit([5], 0) is not None
     manager.check_integrity()
-    manager.release_checkpoint_slots(slots)
+    manager.slots.give_up(slots)
     with pytest.raises(ValueError, match="not reserved"):
-        manager.release_checkpoint_slots(slots[:1])
+        manager.slots.give_up(slots[:1])
     manager.check_integrity()
 
 
@@ -170,7 +170,7 @@ def test_commit_shares_while_the_request_runs_and_refuses_wrong_states():
     manager = engine.manager
     request = engine.admit(range(10), tokens_total=20)
     assert request is not None and engine.step(request, 10, commit=False)
-    right, wrong, twice = manager.reserve_checkpoint_slots(3)
+    right, wrong, twice = manager.slots.reserve(3)
     engine.slots[right] = tuple(range(9))
     assert manager.commit_prefix(request.lease, range(10), (wrong, 8)).refused == "depth"
     commit = manager.commit_prefix(request.lease, range(10), (twice, 10))
@@ -236,11 +236,11 @@ def test_a_state_in_use_is_not_evicted_until_it_is_read():
     engine.run([1, 1])
     hit = engine.admit([1, 1, 2], tokens_total=3)
     assert hit is not None and hit.lease.restored == 2
-    assert len(engine.manager.reserve_checkpoint_slots(3)) == 1
+    assert len(engine.manager.slots.reserve(3)) == 1
     engine.check_all()
     engine.manager.release_source(hit.lease)
     engine.manager.release_source(hit.lease)
-    assert len(engine.manager.reserve_checkpoint_slots(3)) == 1
+    assert len(engine.manager.slots.reserve(3)) == 1
     engine.finish(hit)
     engine.manager.check_integrity()
 

@@ -123,7 +123,7 @@ class Workload:
 
     def stray_checkpoints(self, request: Running) -> None:
         """Slots of a wrong depth or given back must leave no trace."""
-        slots = self.manager.reserve_checkpoint_slots(self.rng.randint(1, 3))
+        slots = self.manager.slots.reserve(self.rng.randint(1, 3))
         for slot in slots:
             self.engine.slots[slot] = (-7,)
             depth = request.done if request.started else 0
@@ -135,7 +135,7 @@ class Workload:
                 assert commit.refused == "depth"
                 self.commit(request.tokens[:depth])
             else:
-                self.manager.release_checkpoint_slots([slot])
+                self.manager.slots.give_up([slot])
 
     def end(self, request: Running, donate: bool = True) -> None:
         written = request.tokens[: request.done] if request.started else []

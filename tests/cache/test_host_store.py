@@ -7,11 +7,12 @@ import pytest
 
 from jhybrid.cache.host_store import CHUNK_ROWS, HostStore
 
-PAGE, PAGE_BYTES, INPUT_BYTES = 4, 100, 10
+PAGE, PAGE_BYTES, INPUT_BYTES, STATE_BYTES = 4, 100, 10, 900
 
 
 def store(chunks: int = 1000) -> HostStore:
-    return HostStore(chunks * CHUNK_ROWS[0] * (PAGE_BYTES + INPUT_BYTES), PAGE, PAGE_BYTES, 10)
+    capacity = chunks * CHUNK_ROWS[0] * (PAGE_BYTES + INPUT_BYTES)
+    return HostStore(capacity, PAGE, PAGE_BYTES, INPUT_BYTES, STATE_BYTES)
 
 
 def ids(*tokens: int) -> np.ndarray:
@@ -20,7 +21,7 @@ def ids(*tokens: int) -> np.ndarray:
 
 def put(host: HostStore, tokens: np.ndarray, start: int = 0, exact: bool = True) -> None:
     for run in host.missing(tokens, start // PAGE, exact):
-        host.add(tokens, run, frozenset(), exact)
+        host.add(tokens, run, np.zeros(len(run), bool), exact)
     host.check_integrity()
 
 
@@ -33,8 +34,10 @@ def test_a_continuation_is_found_from_inside_a_page_to_any_token() -> None:
             longer = np.append(tokens[:end], ids(99, 98)).astype(np.int32)
             match = host.match(longer, start, strict=True)
             assert match.length == end
-            assert [row for _, row in match.pages] == list(range(start // PAGE, -(-end // PAGE)))
-    assert host.match(tokens[:17], 17, strict=True).pages == ()
+            assert [row for _, rows in match.runs for row in rows] == list(
+                range(start // PAGE, -(-end // PAGE))
+            )
+    assert host.match(tokens[:17], 17, strict=True).runs == ()
 
 
 def test_the_same_page_is_kept_once_and_other_prefixes_do_not_meet() -> None:
@@ -73,8 +76,8 @@ def test_the_least_recently_used_chunk_goes_first() -> None:
 
 def test_a_capacity_that_holds_nothing_is_refused() -> None:
     with pytest.raises(ValueError, match="at least 1 byte"):
-        HostStore(0, PAGE, PAGE_BYTES, INPUT_BYTES)
-    host = HostStore(5, PAGE, PAGE_BYTES, INPUT_BYTES)
+        HostStore(0, PAGE, PAGE_BYTES, INPUT_BYTES, STATE_BYTES)
+    host = HostStore(5, PAGE, PAGE_BYTES, INPUT_BYTES, STATE_BYTES)
     assert not host.fits(range(1))
 
 
@@ -93,7 +96,32 @@ def test_random_prefixes_against_a_set_of_them() -> None:
             )
             match = host.match(tokens, 0, strict=True)
             assert match.length == expected
-            spelled = [chunk.tokens[row * PAGE : (row + 1) * PAGE] for chunk, row in match.pages]
+            spelled = [c.tokens[r.start * PAGE : r.stop * PAGE] for c, r in match.runs]
             if spelled:
                 found = np.concatenate(spelled)[:expected]
                 np.testing.assert_array_equal(found, tokens[:expected])
+
+
+def test_the_deepest_state_on_the_way_is_found_and_counts_bytes() -> None:
+    host = store(chunks=4)
+    tokens = np.arange(30, dtype=np.int32)
+    assert host.add_state(tokens[:7]) is None  # nothing holds its tokens
+    put(host, tokens)
+    used = host.used
+    for depth in (7, 18):
+        chunk = host.add_state(tokens[:depth])
+        assert chunk is not None
+        chunk.states[depth] = f"state {depth}"
+    assert host.used == used + 2 * STATE_BYTES
+    host.check_integrity()
+    assert host.add_state(tokens[:7]) is None  # there is one
+    for length, found in ((30, 18), (18, 18), (17, 7), (6, None)):
+        state = host.match(tokens[:length], 4, strict=True).state
+        assert (None if state is None else state[1]) == found
+    put(host, tokens + 100)
+    for depth in (3, 9, 12):
+        assert host.add_state((tokens + 100)[:depth]) is not None
+        host.check_integrity()
+    assert host.match(tokens, 0, strict=True).length == 0  # its room was needed
+    host.flush()
+    assert host.used == 0

@@ -9,9 +9,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from jhybrid.demo import score
 from jhybrid.demo.batches import TASK_NAMES, TASKS, BatchSpec, choose, make_batch
 from jhybrid.demo.corpus import Corpus, Text
-from jhybrid.demo.rows import ANSWER_WEIGHT, CONTEXT_WEIGHT, PROSE_WEIGHT, Row
+from jhybrid.demo.rows import (
+    ANSWER_WEIGHT,
+    BALANCE_LIMITS,
+    CONTEXT_WEIGHT,
+    PROSE_WEIGHT,
+    Row,
+)
+from jhybrid.demo.score import make_sheet
 from jhybrid.demo.stories import make_story
 from jhybrid.demo.tasks import COPY_WEIGHT
 from jhybrid.demo.tokenizer import END_OF_TEXT, IM_END, TOKENS_USED, build_tokenizer
@@ -20,7 +28,8 @@ from jhybrid.demo.trials import TRIALS
 SIZES = [257, 513, 1025, 2049]
 SEEDS = range(8)
 PROSE = ("fiction", "stories")
-RECALLED_VERBATIM = ("induction", "recall", "registers", "last_write", "tracking", "chat_recall")
+RECALLED_VERBATIM = ("induction", "recall", "writes", "chat_recall")
+BALANCED = ("needles", "writes", "variables", "common_words", "frequent_words")
 
 
 def book(seed: int) -> str:
@@ -67,7 +76,11 @@ def test_size_and_weights(corpus: Corpus, task: str, size: int) -> None:
         for start, stop in row.answers:
             assert 0 < start < stop <= size
             assert np.all(row.weights[start:stop] == row.weights[start])
-            assert row.weights[start] in (ANSWER_WEIGHT, COPY_WEIGHT)
+            if task in BALANCED:
+                assert BALANCE_LIMITS[0] <= row.weights[start] <= BALANCE_LIMITS[1]
+            else:
+                assert row.weights[start] in (ANSWER_WEIGHT, COPY_WEIGHT)
+        assert row.boundary is None or 0 < row.boundary < size
         inside = np.zeros(size, bool)
         for start, stop in row.answers:
             inside[start:stop] = True
@@ -109,52 +122,117 @@ def test_recall_asks_for_what_was_said_of_it(corpus: Corpus, size: int) -> None:
             assert len(asked & set(re.findall(r"[a-z]+", said[0].lower()))) >= 1
 
 
-def test_registers_answer_with_the_last_value(corpus: Corpus) -> None:
-    for row in rows(corpus, "registers", 1025):
-        for start, stop in row.answers:
-            before = text(row.ids[:start])
-            name = re.findall(r"(\w+)\? $", before)[0]
-            last = re.findall(rf"\b{name}=(\d+)", before)[-1]
-            assert text(row.ids[start:stop]) == last
+def answers(row: Row) -> list[tuple[str, str]]:
+    """What stands before each answer, and the answer."""
+    return [(text(row.ids[:start]), text(row.ids[start:stop])) for start, stop in row.answers]
 
 
-def test_last_write_answers_with_the_last_value(corpus: Corpus) -> None:
-    for row in rows(corpus, "last_write", 1025):
-        for start, stop in row.answers:
-            before, answer = text(row.ids[:start]), text(row.ids[start:stop])
-            story, ask = before.rsplit("\n", 1)
-            holder = re.findall(r"(?=(\bthe \w+ \w+))", ask.lower())[-1]
-            told = [s for s in re.split(r"(?<=\.)\s", story) if holder in s.lower()]
-            assert answer in told[-1]
+@pytest.mark.parametrize("size", [257, 2049])
+def test_needles_answer_with_what_the_key_holds(corpus: Corpus, size: int) -> None:
+    for row in rows(corpus, "needles", size):
+        for before, answer in answers(row):
+            found = re.findall(r"Answer: The magic \w+ of (.+?) (?:is|are)$", before)[-1]
+            keys = re.split(r", and | and |, ", found)
+            block = before[before.rindex("Remember the magic") :]
+            told = [v for key in keys for v in re.findall(rf"of {key} is ([\w-]+)\.", block)]
+            assert sorted(re.split(r", and | and |, ", answer.strip())) == sorted(told)
 
 
-def test_tracking_follows_the_chain(corpus: Corpus) -> None:
-    for row in rows(corpus, "tracking", 513):
-        for start, stop in row.answers:
-            before = text(row.ids[:start]).split("\n\n")[-1]
-            name = re.findall(r"\b([A-Z]+[12]?)\b", before.rsplit("\n", 1)[1])[-1]
-            told = re.findall(
-                r"\b([A-Z]+[12]?) (?:be|=|to|is the same as|is) (\w+)\.", before.rsplit("\n", 1)[0]
-            )
-            values = dict(reversed(told))
-            while not name.isdigit():
-                name = values[name]
-            assert name == text(row.ids[start:stop])
+@pytest.mark.parametrize("size", [257, 2049])
+def test_writes_answer_with_the_last_value(corpus: Corpus, size: int) -> None:
+    for row in rows(corpus, "writes", size):
+        for before, answer in answers(row):
+            holder = re.findall(r"What does (.+?) hold now", before)[-1]
+            last = re.findall(rf"{holder} now holds (\d+)\.", before, re.IGNORECASE)[-1]
+            assert answer == f" {last}."
 
 
-def test_counting_counts(corpus: Corpus) -> None:
-    for row in rows(corpus, "counting", 1025):
-        for start, stop in row.answers:
-            before, answer = text(row.ids[:start]), text(row.ids[start:stop])
-            block = before[before.rindex("Words: ") :]
-            tally = Counter(block[len("Words: ") : block.index(".\n")].split(", "))
-            asked = block.rsplit("\n", 1)[1]
-            if found := re.match(r"How often is (\w+) in the list\? $", asked):
-                assert answer == str(tally[found[1]])
-            else:
-                (best, count), *others = tally.most_common()
-                assert answer == best
-                assert all(n < count for _, n in others)
+@pytest.mark.parametrize("size", [257, 2049])
+def test_variables_answer_with_the_chain(corpus: Corpus, size: int) -> None:
+    for row in rows(corpus, "variables", size):
+        for before, answer in answers(row):
+            value = re.findall(r"have the value (\d+): $", before)[-1]
+            links = dict(re.findall(r"VAR (\w+) = (?:VAR )?(\w+)", before))
+            for name in answer.split():
+                while not (held := links[name]).isdigit():
+                    name = held
+                assert held == value
+            chain = [name for name in links if links[name] in (value, *answer.split())]
+            assert chain == answer.split()
+
+
+@pytest.mark.parametrize("size", [257, 513, 4097])
+def test_common_words_are_those_said_more_than_once(corpus: Corpus, size: int) -> None:
+    for row in rows(corpus, "common_words", size):
+        assert row.answers
+        for before, answer in answers(row):
+            listed = before[: before.rindex("\nQuestion")].rsplit("\n", 1)[-1].split()[1::2]
+            tally = Counter(listed)
+            words = answer.split()[1::2]
+            assert set(words) == {word for word, count in tally.items() if count > 1}
+            again = [listed.index(word, listed.index(word) + 1) for word in words]
+            assert again == sorted(again)
+
+
+@pytest.mark.parametrize("size", [257, 1025, 4097])
+def test_frequent_words_stand_most_often(corpus: Corpus, size: int) -> None:
+    for row in rows(corpus, "frequent_words", size):
+        for before, answer in answers(row):
+            block = before[: before.rindex("\nQuestion")].rsplit("\n", 1)[-1]
+            tally = Counter(block.split())
+            counts = [tally.pop(word) for word in ("...", *answer.split())]
+            assert counts[1:] == sorted(counts[1:], reverse=True)
+            assert counts[-1] >= max(tally.values(), default=0)
+
+
+FORMS = {
+    "needles": "niah_multikey_1",
+    "writes": "last_write",
+    "variables": "vt",
+    "common_words": "cwe",
+    "frequent_words": "fwe",
+}
+
+
+def form(lines: str) -> set[str]:
+    """The lines of a text with everything drawn at random taken out."""
+    lines = re.sub(r"[Tt]he magic number of [\w-]+ is( \d+\.)?", "NEEDLE", lines)
+    lines = re.sub(r"[Tt]he \w+ \w+ (now holds|hold now|holds)( \d+)?", r"HOLDER \1", lines)
+    lines = re.sub(r"magic number of [\w-]+\?", "NEEDLE?", lines)
+    lines = re.sub(r"(\d+\. \w+ ?){9,}|((\w{6}|\.\.\.) ){9,}(\w{6}|\.\.\.)", "LIST", lines)
+    lines = re.sub(r"VAR [A-Z]{3,5}", "VAR X", lines)
+    lines = re.sub(r"\b\d{5}\b", "VALUE", lines)
+    return {line for line in lines.split("\n") if len(line) < 120}
+
+
+@pytest.mark.parametrize("task", FORMS)
+def test_rows_have_the_form_of_the_evaluation(corpus: Corpus, folder: Path, task: str) -> None:
+    """Every line of a prompt stands in a row of its task, and every line of a row up to its answer
+    in a prompt, but for what is drawn."""
+    sheet = make_sheet(folder, FORMS[task], 1024, 6)
+    prompts = set[str]()
+    for ids, spans in zip(sheet.ids, sheet.answers, strict=True):
+        prompts |= form(text(ids[: spans[0][0]]))
+    trained = set[str]()
+    for seed in range(60):
+        row = TASKS[task](np.random.default_rng(seed), corpus, 1025)
+        if row.boundary is not None and (task != "needles" or "numbers" not in text(row.ids)):
+            trained |= form(text(row.ids[: row.answers[0][0]]))
+    assert prompts <= trained
+
+
+def test_score_counts_answers() -> None:
+    """By hand: right, wrong, and in another order."""
+    right = np.frombuffer(b"go: 1. ab 2. cd 3. ef", np.uint8)[1:]
+    spans = ((3, 9), (9, 15), (15, 21))
+    assert score._share(right, right, spans, any_order=False) == 1
+    wrong = right.copy()
+    wrong[13] = ord("x")  # cx in place of cd
+    assert score._share(wrong, right, spans, any_order=True) == pytest.approx(2 / 3)
+    swapped = right.copy()
+    swapped[6] = ord("e")  # the answer at 3. may come first, and cannot come again at the end
+    assert score._share(swapped, right, spans, any_order=True) == 1
+    assert score._share(swapped, right, spans, any_order=False) == pytest.approx(2 / 3)
 
 
 def test_copying_repeats(corpus: Corpus) -> None:
@@ -216,6 +294,19 @@ def test_batch(corpus: Corpus) -> None:
     assert Counter(TASK_NAMES[i] for i in batch.task) == {"recall": 4, "fiction": 2, "copying": 2}
     again = make_batch(corpus, spec)
     assert np.array_equal(batch.ids, again.ids)
+
+
+def test_cuts_lie_where_questions_begin(corpus: Corpus) -> None:
+    spec = BatchSpec((5,), 512, 80, (("needles", 0.5), ("writes", 0.5)))
+    batch = make_batch(corpus, spec)
+    needles = np.array([TASK_NAMES[i] == "needles" for i in batch.task])
+    for cut, which in ((batch.state_cut, needles), (batch.key_cut, ~needles)):
+        assert np.all(cut[~which] == 512)
+        assert 4 <= np.count_nonzero(cut[which] < 512) <= 40
+    for ids, *cuts in zip(batch.ids, batch.state_cut, batch.key_cut, strict=True):
+        if min(cuts) < 512:
+            asked = text(ids[min(cuts) :])
+            assert asked.startswith(("Question: What", "What does "))
 
 
 def test_choose_keeps_to_the_shares() -> None:

@@ -12,8 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jhybrid.batch import DenseBatch
 from jhybrid.demo import card, evaluate
-from jhybrid.demo.batches import TASK_NAMES, BatchSpec, BatchStream
+from jhybrid.demo.batches import TASK_NAMES, BatchSpec, BatchStream, worker_pool
 from jhybrid.demo.clock import Clock, learning_rate
 from jhybrid.demo.export import rounded, write_model
 from jhybrid.demo.model import (
@@ -25,8 +26,16 @@ from jhybrid.demo.model import (
     static_horizons,
     text_horizons,
 )
-from jhybrid.demo.optimize import compile_step, initial_state, make_optimizer, make_step, replicated
+from jhybrid.demo.optimize import (
+    DeviceBatch,
+    initial_state,
+    lower_step,
+    make_optimizer,
+    make_step,
+    replicated,
+)
 from jhybrid.demo.presets import PRESETS, Preset
+from jhybrid.demo.score import ARMS, make_sheet
 from jhybrid.demo.tokenizer import END_OF_TEXT
 from jhybrid.demo.trials import PROMPTS, SKILLS, TRIALS
 from jhybrid.models.hybrid import model_specs
@@ -35,23 +44,39 @@ from jhybrid.sharding import make_mesh
 from jhybrid.weights import named
 
 LENGTH, ROWS = 64, 4
+VT_LINE = "| vt | 1024 | 1.0 | 0.9 | 0.0 | 0.9 |"
+
+
+def dense_run(config):
+    run = logits_fn(config, make_mesh(1), jnp.float32)
+    return jax.jit(lambda params, ids: run(params, DenseBatch(ids)))
+
+
+def small(name: str, **more: int) -> Preset:
+    """A preset of two layers."""
+    sizes = {"pattern": "LF", "hidden": 32, "mlp": 32, "linear_heads": 1} | more
+    preset = PRESETS[name]
+    return dataclasses.replace(
+        preset, architecture=dataclasses.replace(preset.architecture, **sizes)
+    )
 
 
 @pytest.fixture(scope="module")
 def preset() -> Preset:
-    sizes = {"hidden": 32, "layers": 2, "pattern": "LF", "key_heads": 1, "value_heads": 2}
-    return dataclasses.replace(PRESETS["tiny"], mlp=32, **sizes)
+    return small("tiny-gdn", value_heads=2)
 
 
 @pytest.fixture(scope="module")
 def params(preset: Preset):
-    return initial_params(preset.model_config(), 0)
+    return initial_params(preset.architecture.model_config(), 0)
 
 
-def test_demo_model_fits_its_size() -> None:
-    specs = model_specs(PRESETS["demo"].model_config())
-    assert 4.5e6 < count_params(specs) < 6e6
-    assert count_bytes(specs, jnp.bfloat16) < 11.9e6  # the file is to be at most 12 MB
+def test_demo_models_fit_their_size_and_are_equally_large() -> None:
+    specs = [model_specs(PRESETS[name].architecture.model_config()) for name in ("gdn", "kda")]
+    counts = [count_params(spec) for spec in specs]
+    assert min(counts) > 4.5e6 and max(counts) / min(counts) < 1.02
+    for spec in specs:
+        assert count_bytes(spec, jnp.bfloat16) < 11.9e6  # the file is to be at most 12 MB
 
 
 @pytest.mark.parametrize("name", sorted(PRESETS))
@@ -98,20 +123,22 @@ def test_horizons_start_spread(params) -> None:
 
 
 def test_step_learns_and_gates_move_slowly(preset: Preset, params) -> None:
-    mesh, config = make_mesh(1), preset.model_config()
+    mesh, config = make_mesh(1), preset.architecture.model_config()
     optimizer = make_optimizer(config, preset)
     state = jax.device_put(initial_state(params, optimizer), replicated(mesh))
     step = make_step(config, preset, optimizer, mesh, jnp.float32)
-    compiled = compile_step(step, state, mesh, ROWS, LENGTH)
+    compiled = lower_step(step, state, mesh, ROWS, LENGTH).compile()
     ids = np.tile(np.arange(65, 65 + 13, dtype=np.uint16), 8)[: LENGTH + 1]
     weights = np.ones((ROWS, LENGTH), np.float32)
     weights[1:] = 0.03
     task = np.array([0, 3, 3, 3], np.int32)
-    batch = jax.device_put((np.tile(ids, (ROWS, 1)), weights, task), replicated(mesh))
+    cut = np.full(ROWS, LENGTH, np.int32)
+    rows = DeviceBatch(np.tile(ids, (ROWS, 1)), weights, task, cut, cut)
+    batch = jax.device_put(rows, replicated(mesh))
     before, losses = jax.device_get(named(params)), []
     state = jax.tree.map(jnp.copy, state)  # donated: the fixture's arrays must outlive it
     for _ in range(12):
-        state, loss = compiled(state, *batch, np.float32(1e-2))
+        state, loss = compiled(state, batch, np.float32(1e-2))
         losses.append(float(loss))
     assert losses[0] == pytest.approx(math.log(272), abs=1.0)
     assert losses[-1] < losses[0] - 2
@@ -124,15 +151,15 @@ def test_step_learns_and_gates_move_slowly(preset: Preset, params) -> None:
     kept = jax.device_get(named(state.params))
     spoiled = dataclasses.replace(state.params, norm=state.params.norm * np.nan)
     bad = dataclasses.replace(state, params=spoiled)
-    after, _ = compiled(bad, *batch, np.float32(1e-2))
+    after, _ = compiled(bad, batch, np.float32(1e-2))
     assert int(after.skipped) == 1
     assert np.array_equal(kept["embedding"], np.asarray(after.params.embedding))
 
 
 def test_padding_to_the_right_changes_nothing(preset: Preset, params) -> None:
     """The evaluation's writer relies on it."""
-    config = preset.model_config()
-    run = jax.jit(logits_fn(config, make_mesh(1), jnp.float32))
+    config = preset.architecture.model_config()
+    run = dense_run(config)
     ids = np.random.default_rng(0).integers(0, 256, (2, 96)).astype(np.int32)
     padded = ids.copy()
     padded[:, 70:] = END_OF_TEXT
@@ -145,33 +172,63 @@ def test_padding_to_the_right_changes_nothing(preset: Preset, params) -> None:
     assert together == [writer.write([p, p], 6, 96)[0] for p in prompts]
 
 
-def test_gate_horizons_follow_the_text(preset: Preset, params) -> None:
-    config = preset.model_config()
+@pytest.mark.parametrize("name", ["tiny-gdn", "tiny-kda"])
+def test_cuts_withhold_what_they_say(name: str) -> None:
+    """With both cuts nothing of the text before counts behind them; with one cut, something does.
+
+    (Convolutions see three tokens back, so the rows differ before that.)
+    """
+    config, cut = small(name).architecture.model_config(), 40
+    params = initial_params(config, 0)
+    run = jax.jit(logits_fn(config, make_mesh(1), jnp.float32))
+    ids = np.random.default_rng(0).integers(0, 256, (2, 64)).astype(np.int32)
+    ids[1, cut - 4 :] = ids[0, cut - 4 :]
+
+    def differs(state_cut: int, key_cut: int) -> float:
+        at = (jnp.full(2, where, jnp.int32) for where in (state_cut, key_cut))
+        rows = np.asarray(run(params, DenseBatch(jnp.asarray(ids), *at)))[:, cut:]
+        return float(np.abs(rows[0] - rows[1]).max())
+
+    assert differs(cut, cut) < 1e-4
+    assert differs(64, cut) > 1e-3
+    assert differs(cut, 64) > 1e-3
+
+
+@pytest.mark.parametrize(("name", "units"), [("tiny-gdn", 4), ("tiny-kda", 16)])
+def test_gate_horizons_follow_the_text(name: str, units: int) -> None:
+    config = small(name).architecture.model_config()
+    params = initial_params(config, 0)
+    assert len(static_horizons(params)["0"]) == units
     decays = gates_fn(config, make_mesh(1), jnp.float32)(params, jnp.arange(128).reshape(2, 64))
     for layer in text_horizons(decays):
         assert layer["mean"] == sorted(layer["mean"])
         assert all(f < s for f, s in zip(layer["fast"], layer["slow"], strict=True))
 
 
-def test_exported_folder_matches_transformers(preset: Preset, params, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "model_class"),
+    [("tiny-gdn", "Qwen3_5ForCausalLM"), ("tiny-kda", "KimiLinearForCausalLM")],
+)
+def test_exported_folder_matches_transformers(name: str, model_class: str, tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
     transformers = pytest.importorskip("transformers")
-    config = preset.model_config()
+    preset = small(name)
+    config = preset.architecture.model_config()
+    params = initial_params(config, 0)
     params = jax.tree.map(lambda p: p + 0.05 * np.cos(np.arange(p.size)).reshape(p.shape), params)
-    write_model(tmp_path, params, preset.hf_config())
+    write_model(tmp_path, params, preset.architecture.hf_config())
     assert sorted(p.name for p in tmp_path.iterdir()) == ["config.json", "model.safetensors"]
     model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
-    assert type(model).__name__ == "Qwen3_5ForCausalLM"
+    assert type(model).__name__ == model_class
     ids = np.random.default_rng(0).integers(0, 263, (2, 80))
     with torch.no_grad():
         theirs = model(torch.tensor(ids)).logits.numpy()
-    run = jax.jit(logits_fn(config, make_mesh(1), jnp.float32))
-    ours = run(rounded(params, config), jnp.asarray(ids))
+    ours = dense_run(config)(rounded(params, config), jnp.asarray(ids))
     np.testing.assert_allclose(np.asarray(ours), theirs, atol=1e-4)
 
 
 def test_rounded_keeps_gates_in_float32(preset: Preset, params) -> None:
-    config = preset.model_config()
+    config = preset.architecture.model_config()
     kinds = {name: value.dtype for name, value in named(cast(params, config, jnp.bfloat16)).items()}
     assert kinds["layers.0.mixer.A_log"] == kinds["layers.0.mixer.dt_bias"] == jnp.float32
     assert kinds["embedding"] == kinds["layers.0.mixer.conv"] == jnp.bfloat16
@@ -190,11 +247,13 @@ def test_batch_stream_keeps_order(tmp_path: Path) -> None:
         asked.append(next(lengths))
         return BatchSpec((0, len(asked)), asked[-1], 2, (("recall", 1.0),))
 
-    stream = BatchStream(tmp_path, next_spec, workers=1, ahead=2)
+    pool = worker_pool(tmp_path, 1)
+    stream = BatchStream(pool, next_spec, ahead=2)
     try:
         got = [next(stream).length for _ in range(4)]
     finally:
         stream.close()
+        pool.shutdown()
     assert got == asked[:4]
     assert len(asked) == 6
 
@@ -202,13 +261,15 @@ def test_batch_stream_keeps_order(tmp_path: Path) -> None:
 def test_card_is_written_from_the_log(preset: Preset, tmp_path: Path) -> None:
     """Whole, and as far as it goes when the time ran out."""
     start = {"kind": "start", "preset": "tiny", "seed": 0, "device": "cpu", "jax": "0"}
-    start |= {"parameters": 1_000_000, "trial_bytes": [1000, 2000]}
+    start |= {"parameters": 1_000_000, "trial_bytes": [1000, 2000], "scored": 40}
     step = {"kind": "step", "phase": "128", "step": 10, "tokens": 5_000_000, "seconds": 3.0}
     log = [start, step | {"loss": {"recall": 0.5}}]
-    text = card.card(preset.hf_config(), log)
+    text = card.card(preset.architecture.hf_config(), log)
     assert text.count(card.MISSING) >= 4
 
+    arms = {"all": 1.0, "without states": 0.9, "without keys": 0.0}
     parts = {
+        "benchmark": {"scores": {"vt": {"1024": arms}}, "failures": ["vt/2048: missed"]},
         "initial_horizons": {"0": [4.0, 90.0]},
         "recall_one_number": {"trials": 100, "passed": 97, "failures": []},
         "horizons": {
@@ -220,12 +281,18 @@ def test_card_is_written_from_the_log(preset: Preset, tmp_path: Path) -> None:
         "samples": [{"user": "Hi", "start": "", "reply": "Hello!", "copied": None}],
     }
     log += [{"kind": "evaluation", name: value} for name, value in parts.items()]
-    (tmp_path / "config.json").write_text(json.dumps(preset.hf_config()))
+    (tmp_path / "config.json").write_text(json.dumps(preset.architecture.hf_config()))
     (tmp_path / "train_log.jsonl").write_text("\n".join(json.dumps(r) for r in log))
     card.write_card(tmp_path)
     text = (tmp_path / "README.md").read_text()
     assert card.MISSING not in text
-    for shown in ("| one_number | 97 | 100 |", "| 0 | 4, 90 | 5, 80 |", "> Hello!", "(LF:"):
+    for shown in (
+        "| one_number | 97 | 100 |",
+        "| 0 | 4, 90 | 5, 80 |",
+        "> Hello!",
+        "(LF:",
+        VT_LINE,
+    ):
         assert shown in text
 
 
@@ -235,14 +302,16 @@ def test_every_measurement_runs(preset: Preset, params, tmp_path: Path) -> None:
     story = "A cat sat on a mat. It saw a big dog. They ran away to the park and slept. " * 20
     for name in ("fiction", "essays", "tinystories"):
         (tmp_path / f"{name}.txt").write_text(story)
-    small = dataclasses.replace(preset, trials=2, sample_bytes=4)
+    few = dataclasses.replace(preset, trials=2, sample_bytes=4)
     corpus = Corpus.load(tmp_path)
-    found = dict(evaluate.evaluate(params, small, corpus, Clock(600.0, 1.0), 0))
+    sheets = {("last_write", 512): make_sheet(tmp_path, "last_write", 512, 2)}
+    found = dict(evaluate.evaluate(params, few, corpus, sheets, Clock(600.0, 1.0), 0))
     assert {f"recall_{name}" for name in TRIALS} < set(found)
     assert not [name for name, value in found.items() if str(value).startswith("failed")]
     assert found["recall_one_number"]["trials"] == 2
     assert set(found["skills"]) == set(SKILLS)
+    assert set(found["benchmark"]["scores"]["last_write"]["512"]) == set(ARMS)
     assert len(found["samples"]) == len(PROMPTS)
     assert 4 < found["held_out_nats_per_byte"]["fiction"] < 8
-    late = dict(evaluate.evaluate(params, small, corpus, Clock(0.0, 0.0), 0))
+    late = dict(evaluate.evaluate(params, few, corpus, {}, Clock(0.0, 0.0), 0))
     assert set(late.values()) == {card.MISSING}

@@ -1,4 +1,4 @@
-"""KV and group inputs that leave for host memory and come back on a hit."""
+"""KV, group inputs and states that leave for host memory and come back on a hit."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from jhybrid.engine.request import PrefixCacheOptions, RecoveryName
 from .tiny import assert_greedy, assert_idle, request, run, tiny_engine
 
 WHOLE = PrefixCacheOptions("tail-replay", 1.0)
+DENSE = PrefixCacheOptions("dense")
 FLAGS = {"recovery": "tail-replay", "host_memory": 64 * 2**20}
 
 
@@ -47,10 +48,33 @@ def test_a_prefix_on_the_host_is_as_good_as_one_on_the_device(
         options = PrefixCacheOptions(recovery, 1.0)
         result = run(engine, [request("hit", prompt, prefix_cache=options)])["hit"]
         assert result.usage.matched_tokens == cut
-        if recovery != "dense":  # states do not go to the host: dense starts from zero
+        if recovery != "dense":
             assert (result.usage.recovery, result.usage.cached_tokens) == (recovery, cut)
         assert_greedy(prompt, result.token_ids)
         offload(engine)
+    assert_idle(engine)
+
+
+@pytest.mark.parametrize("cut", [0, 3])
+def test_a_dense_checkpoint_comes_back_with_its_prefix(engine: Engine, cut: int) -> None:
+    """States where prefixes end or part go along: all of a conversation is reused, and a second
+    hit finds the state on the device again."""
+    rng = np.random.default_rng(6)
+    assert engine.flush_cache()
+    trunk = random_prompt(rng, 150 + cut)
+    said = run(engine, [request("trunk", trunk)])["trunk"].token_ids
+    history = trunk + said[:-1]
+    other = history[: 100 + cut] + random_prompt(rng, 5)
+    run(engine, [request("other", other, prefix_cache=DENSE)])
+    for shared in (100 + cut, len(history)):
+        offload(engine)
+        for _ in range(2):
+            prompt = history[:shared] + random_prompt(rng, 9)
+            result = run(engine, [request("hit", prompt, prefix_cache=DENSE)])["hit"]
+            usage = result.usage
+            assert (usage.recovery, usage.restored_tokens) == ("dense", shared)
+            assert usage.reason is None
+            assert_greedy(prompt, result.token_ids)
     assert_idle(engine)
 
 
@@ -99,7 +123,7 @@ def test_decodes_run_on_while_kv_arrives(engine: Engine) -> None:
 
 def test_aborts_in_transfers_and_replays_leave_nothing() -> None:
     rng = np.random.default_rng(3)
-    engine = tiny_engine(**FLAGS, pages=120, slots=6, max_prefill_tokens=32)
+    engine = tiny_engine(**FLAGS, pages=120, slots=6)
     trunk = random_prompt(rng, 250)
     run(engine, [request("trunk", trunk)])
     offload(engine)
@@ -107,7 +131,8 @@ def test_aborts_in_transfers_and_replays_leave_nothing() -> None:
     for n in range(100):
         prompt = trunk[: int(rng.integers(10, 250))] + random_prompt(rng, int(rng.integers(1, 30)))
         texts[f"a{n}"] = (prompt, [])
-        engine.add(request(f"a{n}", prompt, max_tokens=5, prefix_cache=WHOLE))
+        options = DENSE if n % 3 == 0 else WHOLE
+        engine.add(request(f"a{n}", prompt, max_tokens=5, prefix_cache=options))
     aborted = set()
     while engine.has_work():
         if rng.random() < 0.8:
@@ -127,6 +152,7 @@ def test_aborts_in_transfers_and_replays_leave_nothing() -> None:
     pools = engine.cache.stats().pools
     assert pools["host_bytes"].free == pools["host_bytes"].total
     assert pools["kv_pages"].free == pools["kv_pages"].total
+    assert pools["native_slots"].free == pools["native_slots"].total
     assert pools["group_inputs"].free == pools["group_inputs"].total
 
 
@@ -142,7 +168,7 @@ def test_a_small_host_memory_forgets_the_oldest() -> None:
 
 
 def test_nothing_compiles_for_transfers_once_warm(caplog: pytest.LogCaptureFixture) -> None:
-    engine = tiny_engine(**FLAGS, max_running=2, max_prefill_tokens=32, tp=2)
+    engine = tiny_engine(**FLAGS, max_running=2, max_prefill_tokens=32, tp=2, own_programs=True)
     for _ in engine.runner.warm_up():
         pass
     before = engine.metrics().compilations
@@ -156,3 +182,16 @@ def test_nothing_compiles_for_transfers_once_warm(caplog: pytest.LogCaptureFixtu
     assert engine.metrics().compilations == before
     assert result.usage.cached_tokens == 100
     assert_greedy(trunk[:100] + [1, 2], result.token_ids)
+
+
+def test_a_prefix_goes_in_whole_chunks_though_it_leaves_node_by_node() -> None:
+    """A long prompt is a chain of nodes of one checkpoint interval; what comes back is not padded
+    and not many transfers."""
+    rng = np.random.default_rng(7)
+    engine = tiny_engine(**FLAGS)
+    trunk = random_prompt(rng, 500)  # with its answer 64 pages, in nodes of 4
+    run(engine, [request("trunk", trunk)])
+    engine.cache.offload()
+    chunks = [offload.chunk for offload in engine.cache.take_offloads()]
+    rows = sorted({id(chunk): chunk.rows for chunk in chunks}.values())
+    assert rows == [64]

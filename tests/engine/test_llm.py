@@ -16,7 +16,7 @@ from jhybrid.engine.config import EngineConfig
 from jhybrid.engine.memory import PoolSizes, size_pools, split_states
 from jhybrid.sharding import make_mesh
 
-FLAGS: dict[str, Any] = {"max_running": 4, "max_prefill_tokens": 64, "max_context": 512}
+FLAGS: dict[str, Any] = {"max_running": 2, "max_prefill_tokens": 64, "max_context": 512}
 
 
 @pytest.fixture(scope="module")
@@ -118,16 +118,16 @@ def test_one_budget_buys_native_and_compressed_slots() -> None:
         recovery="dasc-nr", max_running=4, max_prefill_tokens=256, checkpoint_interval=128
     )
     assert engine.w_max == 16 and "dasc-wr" in engine.recoveries
-    assert split_states(engine, 1000, 10, None, 7) == PoolSizes(7, 100)
     # four to run, and those of a step: two on the grid and four at the ends of prompts
-    assert split_states(engine, 1000, 10, 4, 7) == PoolSizes(7, 10, 225, 6)
-    assert split_states(engine, 50, 10, 4, 7) == PoolSizes(7, 2, 7, 1)
+    assert split_states(engine, 1000, 10, 4, 0, 7) == PoolSizes(7, 10, 225, 6)
+    assert split_states(engine, 1000, 10, 4, 101, 7) == PoolSizes(7, 10, 199, 6)
+    assert split_states(engine, 50, 10, 4, 0, 7) == PoolSizes(7, 2, 7, 1)
     given = replace(engine, native_slots=30)
-    assert split_states(given, 1000, 10, 4, 7) == PoolSizes(7, 30, 175, 6)
-    for sizes in (split_states(engine, budget, 10, 3, 7) for budget in range(13, 2000, 7)):
+    assert split_states(given, 1000, 10, 4, 0, 7) == PoolSizes(7, 30, 175, 6)
+    for sizes in (split_states(engine, budget, 10, 3, 0, 7) for budget in range(13, 2000, 7)):
         assert sizes.watermark < sizes.native_slots and sizes.compressed_slots >= 1
-    with pytest.raises(ValueError, match="^state_memory: expected at least 14 bytes"):
-        split_states(engine, 13, 10, 4, 7)
+    with pytest.raises(ValueError, match="^state_memory: expected at least 34 bytes"):
+        split_states(engine, 33, 10, 4, 20, 7)
 
 
 def test_a_compressed_server_tells_its_plan_and_stays_within_its_budget() -> None:
@@ -145,8 +145,10 @@ def test_a_compressed_server_tells_its_plan_and_stays_within_its_budget() -> Non
         info = llm.engine.info()
         json.dumps(info, allow_nan=False)
     pools = info["pools"]
-    used = pools["native_slots"]["bytes"] + pools["compressed_slots"]["bytes"]
+    scratch = info["plan"]["scratch_bytes"]
+    used = pools["native_slots"]["bytes"] + pools["compressed_slots"]["bytes"] + scratch
     one = pools["compressed_slots"]["bytes"] // pools["compressed_slots"]["total"]
     assert budget - one < used <= budget
     assert (info["w_max"], info["recovery"], info["checkpoint_dtype"]) == (64, "dasc-wr", "int8")
+    assert one == info["plan"]["slot_bytes"]
     assert info["plan"]["kept"] == 31 and info["plan"]["units"] == 48

@@ -16,8 +16,8 @@ def samples(metrics):
 
 def test_every_series_exists_from_the_start():
     names = {key[0] for key in samples(EngineMetrics())}
-    counters = "requests_finished prompt_tokens generation_tokens prefix_tokens evictions"
-    counters += " demotions preemptions compilations"
+    counters = "requests_finished prompt_tokens generation_tokens prefix_tokens prefix_hits"
+    counters += " evictions demotions preemptions compilations"
     histograms = "time_to_first_token inter_token_latency e2e_request_latency request_queue_time"
     expected = {"jhybrid:requests", "jhybrid:pool"}
     expected |= {f"jhybrid:{name}_total" for name in counters.split()}
@@ -26,6 +26,7 @@ def test_every_series_exists_from_the_start():
     assert names == expected
     zero = samples(EngineMetrics())
     assert zero["jhybrid:demotions_total", "committed"] == 0
+    assert zero["jhybrid:prefix_hits_total", "dasc-wr"] == 0
     assert zero["jhybrid:pool", "kv_pages", "tree"] == 0
 
 

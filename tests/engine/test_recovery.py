@@ -280,7 +280,7 @@ def test_a_refresh_longer_than_a_step_runs_in_pieces_beside_others() -> None:
 def test_tensor_parallel_gives_the_same_tokens(placement: str) -> None:
     plan = plan_of("gdn", "some")
     expected = {}
-    for tp in (1, 2):
+    for tp in (1, 4):
         engine = tiny_engine(
             tp=tp,
             plan=plan,
@@ -358,9 +358,13 @@ def test_a_pack_that_fails_is_undone(monkeypatch: pytest.MonkeyPatch) -> None:
     assert_greedy(PROMPT, exact["second"].token_ids)
 
 
-def test_the_pools_and_the_plan_are_told() -> None:
+def test_the_pools_and_the_recoveries_are_told() -> None:
     engine = engine_for("gdn", "some")
     prime(engine)
+    before = dict(engine.metrics().prefix_hits)
+    hit(engine, "dasc-wr")
+    told = engine.metrics().prefix_hits
+    assert told["dasc-wr"] == before["dasc-wr"] + 1 and told["dense"] == before["dense"]
     pools = engine.info()["pools"]
     pool = engine.runner.compressed
     assert pool is not None

@@ -142,7 +142,7 @@ def test_without_the_inputs_it_falls_back_and_says_so() -> None:
 def test_replays_beside_other_requests_under_pressure() -> None:
     """Preemptions, short pools and replays in pieces; every exact answer is the model's."""
     rng = np.random.default_rng(6)
-    engine = tiny_engine(recovery="tail-replay", pages=64, slots=5, max_prefill_tokens=32)
+    engine = tiny_engine(recovery="tail-replay", pages=64, slots=5)
     trunk = random_prompt(rng, 120)
     run(engine, [request("trunk", trunk, max_tokens=2)])
     prompts = {f"p{n}": trunk[: 20 + 12 * n] + random_prompt(rng, 25) for n in range(8)}
@@ -180,7 +180,9 @@ def test_aborts_during_replays_free_everything(engine: Engine) -> None:
 
 
 def test_nothing_compiles_once_warm(caplog: pytest.LogCaptureFixture) -> None:
-    engine = tiny_engine(recovery="anchored", max_running=2, max_prefill_tokens=32)
+    engine = tiny_engine(
+        recovery="anchored", max_running=2, max_prefill_tokens=32, own_programs=True
+    )
     for _ in engine.runner.warm_up():
         pass
     rng = np.random.default_rng(8)

@@ -11,7 +11,7 @@ from jhybrid.retention.selection import select
 from .tiny import TINY, assert_idle, tiny_engine, tiny_params
 
 LOAD = Load(conversations=24, turns=3, user_tokens=(20, 40), answer_tokens=6)
-DENSE_SLOTS = 60
+DENSE_SLOTS = 120
 
 
 def test_the_same_memory_holds_more_compressed_checkpoints() -> None:
@@ -28,8 +28,11 @@ def test_the_same_memory_holds_more_compressed_checkpoints() -> None:
     probe = tiny_engine(plan=plan, **flags)
     assert probe.runner.compression is not None
     compressed_bytes = probe.runner.compression.slot_bytes
+    scratch = probe.runner.compression.scratch_bytes
     config = EngineConfig(**flags, max_prefill_tokens=64, checkpoint_interval=32)
-    sizes = split_states(config, DENSE_SLOTS * slot_bytes, slot_bytes, compressed_bytes, 1200)
+    sizes = split_states(
+        config, DENSE_SLOTS * slot_bytes, slot_bytes, compressed_bytes, scratch, 1200
+    )
     found: dict[str, Counts] = {}
     for recovery in ("dasc-nr", "dasc-wr"):
         engine = tiny_engine(
@@ -43,7 +46,7 @@ def test_the_same_memory_holds_more_compressed_checkpoints() -> None:
         found[recovery] = drive(engine, LOAD)
         assert_idle(engine)
         memory = engine.runner.pool_bytes()
-        used = memory["native_slots"] + memory["compressed_slots"]
+        used = memory["native_slots"] + memory["compressed_slots"] + scratch
         assert used <= DENSE_SLOTS * slot_bytes
 
     capacity = slot_bytes / compressed_bytes

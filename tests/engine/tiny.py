@@ -39,6 +39,7 @@ VOCAB = 272
 VALID = 263  # what the byte-level tokenizer knows
 EOS = 256
 CONTEXT = 512
+PAGES, SLOTS = 400, 64  # of every pool, at least
 
 TINY = ModelConfig(
     family="test",
@@ -92,8 +93,8 @@ def tiny_engine(
     model: ModelConfig = TINY,
     *,
     tp: int = 1,
-    pages: int = 400,
-    slots: int = 64,
+    pages: int = PAGES,
+    slots: int = SLOTS,
     eos: frozenset[int] = frozenset(),
     **flags: Any,
 ) -> Engine:
@@ -112,19 +113,21 @@ def engine_of(
     model: ModelConfig,
     *,
     tp: int = 1,
-    pages: int = 400,
-    slots: int = 64,
-    compressed_slots: int = 64,
+    pages: int = PAGES,
+    slots: int = SLOTS,
+    compressed_slots: int = SLOTS,
     watermark: int = 0,
     input_pages: int | None = None,
     plan: RetentionPlan | None = None,
     eos: frozenset[int] = frozenset(),
     valid_vocab: int = VALID,
+    own_programs: bool = False,
     **flags: Any,
 ) -> Engine:
     """Any model's parameters (as `tp` ranks hold them) behind such an engine.
 
-    `plan` stands in for the one that `w_max` selects.
+    `plan` stands in for the one that `w_max` selects. With `own_programs` the engine finds nothing
+    that others have compiled.
     """
     settings = {
         "max_running": 4,
@@ -146,23 +149,27 @@ def engine_of(
         params, compression = compress(params, model, config, dtype)
     else:
         params, compression = apply_plan(plan, params, model, config, dtype)
+    # Pools of one size, of which the cache may hand out less: the programs are the same.
     runner = ModelRunner(
         params,
         model,
         make_mesh(tp),
         buckets,
-        pages=pages,
+        pages=max(pages, PAGES),
         page_size=config.page_size,
-        slots=slots,
+        slots=max(slots, SLOTS),
         max_running=config.max_running,
         valid_vocab=valid_vocab,
         dtype=dtype,
         compression=compression,
-        compressed_slots=compressed_slots,
-        input_pages=input_pages or pages if config.group_inputs else 0,
+        compressed_slots=max(compressed_slots, SLOTS),
+        input_pages=max(input_pages or pages, PAGES) if config.group_inputs else 0,
         input_dtype=input_dtype(config),
         host=config.host_memory is not None,
     )
+    if not own_programs:
+        static = model, buckets, tp, config.page_size, valid_vocab, runner.input_dtype
+        runner._executables = _executables(*static, _shapes(runner))
     cache = CacheManager(
         pages,
         config.page_size,
@@ -184,6 +191,21 @@ def engine_of(
         model_name="tiny",
         facts={},
     )
+
+
+def _shapes(runner: ModelRunner) -> tuple[Any, ...]:
+    """Of all that a runner gives to its programs, and how it is packed."""
+    held: list[Any] = [runner.params, runner.caches, runner.rows, runner.compressed]
+    if runner.compression is not None:
+        held.append(runner._maps)
+    leaves, tree = jax.tree.flatten(held)
+    return (tree, runner._host_kinds, *((x.shape, x.dtype) for x in leaves))
+
+
+@functools.cache
+def _executables(*key: Any) -> dict[Any, Any]:
+    """One for all engines whose programs are the same, as arrays are arguments of them."""
+    return {}
 
 
 @functools.cache

@@ -161,15 +161,8 @@ def test_trace(tmp_path: Path):
 def test_every_suite_is_tried_here_or_needs_a_gpu():
     tried = {name.removeprefix("test_").replace("_", "-") for name in globals()}
     tried |= {"report", *(part.name for part in controlled.SUITES["quality"].parts)}
-    elsewhere = {
-        "kernels",
-        "model",
-        "profile",
-        "ttft",
-        "retention-load",
-        "checkpoint-moves",
-        "report",
-    }
+    elsewhere = {"kernels", "model", "profile", "ttft", "retention-load", "checkpoint-moves"}
+    elsewhere |= {"engine-moves"}
     assert set(SUITES) - elsewhere <= tried
 
 
@@ -180,3 +173,13 @@ def test_wrong_flags_and_missing_data_are_said_in_a_line(tmp_path: Path):
     ):
         with pytest.raises(SystemExit, match=message):
             main([*flags, "--out", str(tmp_path)])
+
+
+def test_state_error(tmp_path: Path):
+    flags = ["--arms", "dense,tail-replay/0.1", "--wording", "plain", "--max-new-tokens", "4"]
+    main(["state-error", *ENGINE, "--out", str(tmp_path), *flags, "--max-context", "1024", *RULER])
+    found = {(r["arm"], r["metric"]): r["value"] for r in read_results(tmp_path)}
+    assert found["dense", "state_error"] == found["dense", "replayed"] == 0
+    assert 0.01 < found["tail-replay/0.1", "state_error"] < 1
+    assert found["tail-replay/0.1", "replayed"] > 30
+    assert "| tail-replay/0.1 |" in (tmp_path / "summary.md").read_text()

@@ -13,6 +13,7 @@ def test_arms_cover_both_places_and_both_orders() -> None:
     assert [arm.name for arm in arms([0.05, 0.1])] == [
         "full_prefill",
         "dense/device",
+        "dense/host",
         "anchored/1/device",
         "tail-replay/0.05/device",
         "tail-replay/0.1/device",

@@ -46,6 +46,7 @@ def test_dense_starts_from_zeros() -> None:
         assert_close("y", y[n], oracle.causal_conv1d(x[n], WEIGHT, ZEROS)[0], 1e-6)
 
 
+@functools.cache
 def compiled(op: Callable[..., Any], implementation: str) -> Callable[..., Any]:
     options = {"implementation": implementation, "interpret": implementation == "pallas"}
     return jax.jit(functools.partial(op, **options))

@@ -33,6 +33,7 @@ RAGGED = {
 IMPLEMENTATIONS = ("xla", "pallas")
 
 
+@functools.cache
 def compiled(implementation: str, **options: Any) -> Callable[..., Any]:
     options |= {"implementation": implementation, "interpret": implementation == "pallas"}
     return jax.jit(functools.partial(grouped_matmul, **options))

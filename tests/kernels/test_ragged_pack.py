@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pallas_kernels import PackedStates, copy_rows, pack_states, row_positions, unpack_states
+from pallas_kernels import PackedStates, pack_states, row_positions, unpack_states
 from pallas_kernels.arg_specs import HEAD_SHAPES, HeadShape
 
 from .lowering import TRITON_CALL, lower_for_cuda
@@ -32,9 +32,11 @@ ROWS = {
     "only_padding": np.full(3, -1),
     "none": np.zeros(0),
 }
+WIDTHS = [*((name, 48) for name in ROWS), ("padded", 32)]
 IMPLEMENTATIONS = ("xla", "pallas")
 
 
+@functools.cache
 def compiled(op: Callable[..., Any], implementation: str, **options: Any) -> Callable[..., Any]:
     options |= {"implementation": implementation, "interpret": implementation == "pallas"}
     return jax.jit(functools.partial(op, **options))
@@ -60,8 +62,7 @@ def kept_of(state: np.ndarray, rows: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-@pytest.mark.parametrize("width", [32, 48])
-@pytest.mark.parametrize("name", ROWS)
+@pytest.mark.parametrize("name, width", WIDTHS)
 def test_pack_copies_rows_in_float32(name: str, width: int, implementation: str) -> None:
     rows, pool = ROWS[name].astype(np.int32), states(width=width)
     op = compiled(pack_states, implementation)
@@ -74,8 +75,7 @@ def test_pack_copies_rows_in_float32(name: str, width: int, implementation: str)
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-@pytest.mark.parametrize("width", [32, 48])
-@pytest.mark.parametrize("name", ROWS)
+@pytest.mark.parametrize("name, width", WIDTHS)
 def test_int8_errs_by_half_a_step(name: str, width: int, implementation: str) -> None:
     rows, pool = ROWS[name].astype(np.int32), states(width=width)
     pool[4, 0, 1, 3] = 0.0  # a row of zeros, among the kept ones
@@ -93,9 +93,10 @@ def test_int8_errs_by_half_a_step(name: str, width: int, implementation: str) ->
 
 
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-@pytest.mark.parametrize("given", [False, True], ids=["inverse_computed", "inverse_given"])
-@pytest.mark.parametrize("int8", [False, True], ids=["f32", "int8"])
-@pytest.mark.parametrize("name", ROWS)
+@pytest.mark.parametrize(
+    "name, int8, given",
+    [*((name, int8, False) for name in ROWS for int8 in (False, True)), ("padded", False, True)],
+)
 def test_unpack_restores_kept_rows(name: str, int8: bool, given: bool, implementation: str) -> None:
     """Into slots that hold NaN: omitted rows are zeroed. Into others: they stay."""
     rows, width = ROWS[name].astype(np.int32), 48
@@ -132,18 +133,6 @@ def test_unpack_restores_kept_rows(name: str, int8: bool, given: bool, implement
         np.testing.assert_array_equal(after[untouched], pool[untouched])
 
 
-@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-@pytest.mark.parametrize("name", ROWS)
-def test_copy_rows_leaves_the_others(name: str, implementation: str) -> None:
-    rows, pool = ROWS[name].astype(np.int32), states()
-    source, target = np.array([3, 5, -1], np.int32), np.array([0, -1, 1], np.int32)
-    after = np.asarray(compiled(copy_rows, implementation)(pool, rows, source, target))
-    expected = pool.copy()
-    kept = rows[rows >= 0]
-    expected[0].reshape(COUNT, -1)[kept] = pool[3].reshape(COUNT, -1)[kept]
-    np.testing.assert_array_equal(after, expected)
-
-
 @pytest.mark.parametrize("int8", [False, True], ids=["f32", "int8"])
 def test_mismatched_pools_are_refused(int8: bool) -> None:
     rows = jnp.arange(3, dtype=jnp.int32)
@@ -167,7 +156,6 @@ def test_lowers_for_cuda(shape: HeadShape, int8: bool) -> None:
         (pack_states, (pool, packed)),
         (functools.partial(unpack_states, omitted="zero"), (packed, pool)),
         (functools.partial(unpack_states, omitted="keep"), (packed, pool)),
-        (copy_rows, (pool,)),
     ):
         op = functools.partial(op, implementation="pallas")
         assert lower_for_cuda(op, *first, rows, slots, slots).count(TRITON_CALL) == 1

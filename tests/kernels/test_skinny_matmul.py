@@ -9,10 +9,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pallas_kernels.skinny_matmul import skinny_matmul
+from pallas_kernels.skinny_matmul import Product, kernel, skinny_matmul, skinny_matmuls
+from pallas_kernels.skinny_matmul.kernel import SkinnyTuning
 from tests.assertions import assert_close
 
 BOUND = 5e-3
+TUNINGS = [
+    SkinnyTuning(2, 256, 1, ahead=1),
+    SkinnyTuning(4, 128, 2, ahead=3),
+    SkinnyTuning(1, 256, 1, unroll=2, ahead=9),
+    SkinnyTuning(8, 512, 4, unroll=2),
+]
 
 
 def silu_product(a: jax.Array, b: jax.Array) -> jax.Array:
@@ -94,3 +101,49 @@ def test_lowers_for_cuda(rows: int) -> None:
 
     lowered = jax.jit(run).trace(x, weights).lower(lowering_platforms=("cuda",))
     assert "__gpu$xla.gpu.triton" in lowered.as_text()
+
+
+@pytest.mark.parametrize("rows", [2, 16])
+@pytest.mark.parametrize("implementation", ["pallas", "xla"])
+@pytest.mark.parametrize("groups", [1, 2])
+def test_residual(rows: int, implementation: Any, groups: int) -> None:
+    x, weights = inputs(rows, groups, 48, 256)
+    residual = jnp.asarray(np.random.default_rng(3).normal(size=(rows, 48)), jnp.bfloat16)
+    combine = silu_product if groups == 2 else None
+    options: Any = {"implementation": implementation, "interpret": True}
+    out = skinny_matmul(x, weights, combine, residual=residual, **options)
+    whole = expected(x, weights) + np.asarray(residual, np.float64)
+    bound = BOUND if implementation == "pallas" else 2 * BOUND
+    assert_close("out", out.astype(jnp.float32), whole, bound)
+
+
+@pytest.mark.parametrize("rows", [2, 16])
+def test_products_of_one_launch_are_those_of_several(rows: int) -> None:
+    """Sizes, results' types, residuals and combinations of their own, under one norm."""
+    x, gated = inputs(rows, 2, 48, 1280)
+    scale = jnp.asarray(np.random.default_rng(9).normal(size=1280), jnp.float32)
+    single, small = inputs(rows, 1, 96, 1280)[1], inputs(rows, 1, 16, 1280)[1]
+    products = (
+        Product(single, residual=jnp.ones((rows, 96), jnp.bfloat16)),
+        Product(jnp.concatenate([small, -small]), dtype=jnp.float32),
+        Product(gated, silu_product),
+    )
+    options: Any = {"implementation": "pallas", "interpret": True}
+    together = skinny_matmuls(x, products, (scale, 1e-6), **options)
+    assert [y.shape[1] for y in together] == [96, 16, 16, 48]
+    np.testing.assert_array_equal(together[1], -together[2])
+    each = [y for p in products for y in skinny_matmuls(x, (p,), (scale, 1e-6), **options)]
+    for y, alone in zip(together, each, strict=True):
+        assert y.dtype == alone.dtype
+        rounding = 1e-6 if y.dtype == jnp.float32 else 1e-3
+        assert_close("out", y.astype(jnp.float32), alone.astype(jnp.float32), rounding)
+
+
+@pytest.mark.parametrize("tuning", TUNINGS, ids=str)
+def test_every_way_to_walk_gives_the_same_sums(tuning: SkinnyTuning) -> None:
+    x, weights = inputs(3, 2, 48, 1280)
+    scale = jnp.asarray(np.random.default_rng(9).normal(size=1280), jnp.float32)
+    product, norm = (Product(weights, silu_product, jnp.float32),), (scale, 1e-6)
+    default = kernel.skinny_matmuls(x, product, norm, interpret=True)[0]
+    out = kernel.skinny_matmuls(x, product, norm, tuning=tuning, interpret=True)[0]
+    assert_close("out", out, default, 1e-6)

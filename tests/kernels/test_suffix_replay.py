@@ -135,4 +135,4 @@ def test_lowers_for_cuda(shape: HeadShape) -> None:
     layers = jax.ShapeDtypeStruct((4,), jnp.int32)
     replay = functools.partial(suffix_replay, implementation="pallas")
     text = lower_for_cuda(replay, qkv, gates, shape.pool(9, LAYERS), layers, segments_shape(4))
-    assert text.count("__gpu$xla.gpu.triton") == 2
+    assert text.count("__gpu$xla.gpu.triton") == 3

@@ -18,7 +18,7 @@ from jhybrid.models.hybrid import model_specs
 from jhybrid.params import init_params
 from jhybrid.presets import preset
 from jhybrid.retention.horizon import Horizons, decay_names, static_horizons
-from jhybrid.retention.layout import kept_per_rank, make_layout, omitted_rows
+from jhybrid.retention.layout import kept_per_rank, make_layout
 from jhybrid.retention.prepare import prepare
 from jhybrid.retention.ratios import dense_bytes, plan_ratios, slot_bytes
 from jhybrid.retention.selection import RetentionPlan, empty_plan, full_plan, select
@@ -39,12 +39,10 @@ def test_rows_are_the_kept_rows_of_each_rank(data: st.DataObject) -> None:
     kinds: list[Literal["ragged", "padded"]] = ["ragged", "padded"]
     layout = make_layout(plan, tp, data.draw(st.sampled_from(kinds)))
     layers, heads, _ = plan.row_mask.shape
-    missing = omitted_rows(plan, tp)
     for rank in range(tp):
         mine = plan.row_mask[:, rank * heads // tp : (rank + 1) * heads // tp]
         rows = layout.rows[rank]
         assert rows[rows >= 0].tolist() == np.flatnonzero(mine).tolist()
-        assert missing[rank][missing[rank] >= 0].tolist() == np.flatnonzero(~mine).tolist()
         for layer in range(layers):  # layer l occupies [o_l, o_l+1)
             first, last = layout.offsets[rank, layer : layer + 2] * layout.unit_rows
             here = rows[first:last]

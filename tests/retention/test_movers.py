@@ -18,10 +18,10 @@ from jhybrid.batch import Caches
 from jhybrid.config import ModelConfig
 from jhybrid.models.hybrid import REPLICATED, cache_partition, sharded
 from jhybrid.params import map_specs, partition_specs
-from jhybrid.retention.layout import make_layout
+from jhybrid.retention.layout import kept_per_rank, make_layout
 from jhybrid.retention.maps import Exchange, MoveMaps
-from jhybrid.retention.movers import CompressedPool, compressed_specs, load, refresh, store
-from jhybrid.retention.placement import PLACEMENTS
+from jhybrid.retention.movers import CompressedPool, compressed_specs, load, scratch_bytes, store
+from jhybrid.retention.placement import PLACEMENTS, PlacementKind, balance_storage
 from jhybrid.retention.prepare import prepare
 from jhybrid.retention.ratios import CheckpointDtype
 from jhybrid.retention.selection import RetentionPlan, empty_plan, full_plan, select
@@ -65,11 +65,6 @@ class Pools:
         self.caches = self._move[omitted](self.caches, self.pool, self.maps, *pairs)
         return np.asarray(self.caches.recurrent)
 
-    def refresh(self, source: list[int], target: list[int]) -> np.ndarray:
-        pairs = (np.array(x, np.int32) for x in (source, target))
-        self.caches = self._move["refresh"](self.caches, self.maps, *pairs)
-        return np.asarray(self.caches.recurrent)
-
 
 @functools.cache
 def _movers(
@@ -81,17 +76,16 @@ def _movers(
 ) -> Any:
     by_rank = PartitionSpec(AXIS)
     exchange = Exchange(by_rank, by_rank) if remote else None
-    maps = MoveMaps(by_rank, by_rank, by_rank, exchange)
+    maps = MoveMaps(by_rank, by_rank, exchange)
     nothing: Any = None
     caches = replace(cache_partition(config), keys=nothing, values=nothing)
     one: Any = np.zeros((mesh.size, 1), np.int32)
-    pool = partition_specs(compressed_specs(config, MoveMaps(one, one, one, None), 1, dtype))
+    pool = partition_specs(compressed_specs(config, MoveMaps(one, one, None), 1, dtype))
     use: Any = {"implementation": implementation}
     moves: dict[str, Any] = {
         "store": (functools.partial(store, **use), (caches, pool, maps), pool),
         "zero": (functools.partial(load, omitted="zero", **use), (caches, pool, maps), caches),
         "keep": (functools.partial(load, omitted="keep", **use), (caches, pool, maps), caches),
-        "refresh": (functools.partial(refresh, **use), (caches, maps), caches),
     }
     return {
         name: jax.jit(sharded(fn, mesh, (*args, REPLICATED, REPLICATED), out))
@@ -113,7 +107,7 @@ def widened(maps: MoveMaps) -> MoveMaps:
     exchange = Exchange(nothing, nothing)
     if maps.exchange is not None:
         exchange = Exchange(blocks(maps.exchange.send), blocks(maps.exchange.receive))
-    return MoveMaps(pad(maps.rows, most), maps.positions, pad(maps.omitted, most), exchange)
+    return MoveMaps(pad(maps.rows, most), maps.positions, exchange)
 
 
 def assert_restored(plan: RetentionPlan, pools: Pools, dtype: CheckpointDtype) -> None:
@@ -182,21 +176,10 @@ def test_padded_and_ragged_restore_the_same() -> None:
 
 @pytest.mark.parametrize("placement", PLACEMENTS)
 @pytest.mark.parametrize("kind", KINDS)
-def test_refresh_changes_only_omitted_units(kind: str, placement: Any) -> None:
+def test_load_may_keep_what_it_omits(kind: str, placement: PlacementKind) -> None:
+    """As a refresh ends: kept units of the checkpoint over what has been replayed."""
     config = MODELS[kind]
     made = prepare(select(tiny_horizons(config), 32), config, 4, placement=placement)
-    pools = Pools(config, made.maps, "float32")
-    before, kept = pools.recurrent, made.plan.row_mask[..., None]
-    after = pools.refresh([5, 2, -1], [0, 1, 3])
-    np.testing.assert_array_equal(after[0], np.where(kept, before[0], before[5]))
-    np.testing.assert_array_equal(after[1], np.where(kept, before[1], before[2]))
-    np.testing.assert_array_equal(after[2:], before[2:])
-
-
-def test_load_may_keep_what_it_omits() -> None:
-    config = MODELS["gdn"]
-    made = prepare(select(tiny_horizons(config), 32), config, 8, placement="storage")
-    assert made.maps.exchange is not None
     pools = Pools(config, made.maps, "float32")
     before, kept = pools.recurrent, made.plan.row_mask[..., None]
     pools.store([0, 1], [4, 1])
@@ -210,6 +193,10 @@ def test_nothing_remote_no_collective() -> None:
     even = prepare(full_plan(tiny_horizons(config), 16), config, 4, placement="storage")
     uneven = prepare(select(tiny_horizons(config), 64), config, 4, placement="storage")
     assert even.maps.exchange is None and uneven.maps.exchange is not None
+    assert scratch_bytes(config, even.maps, 8, "int8") == 0
+    remote = balance_storage(kept_per_rank(uneven.plan, 4)).remote * uneven.plan.horizons.rows
+    least = 2 * 8 * remote * (config.linear.value_dim + 4)  # each row once, without the padding
+    assert least <= scratch_bytes(config, uneven.maps, 8, "int8") <= 16 * least
     texts = []
     for made in (even, uneven):
         pools = Pools(config, made.maps, "float32")
@@ -227,10 +214,6 @@ def test_kernels_lower_for_cuda() -> None:
     pairs = (np.zeros(4, np.int32),) * 2
     args = (pools.caches, pools.pool, made.maps, *pairs)
     moves = _movers(config, make_mesh(4), "int8", True, "pallas")
-    for name, operands, launches in (
-        ("store", args, 2),
-        ("zero", args, 2),
-        ("refresh", (args[0], *args[2:]), 1),
-    ):
-        lowered = moves[name].trace(*operands).lower(lowering_platforms=("cuda",)).as_text()
-        assert lowered.count(TRITON_CALL) == launches, name
+    for name in ("store", "zero", "keep"):
+        lowered = moves[name].trace(*args).lower(lowering_platforms=("cuda",)).as_text()
+        assert lowered.count(TRITON_CALL) == 2, name

@@ -123,7 +123,7 @@ def test_a_saved_plan_is_what_serving_finds(tmp_path: Path) -> None:
         (["demo", "--w-max", "16", "--epsilon", "2"], "epsilon: expected a number between"),
         (["demo", "--w-max", "16", "--save"], "--save: expected a folder written by"),
         (["dummy:gpt-2", "--w-max", "16"], "dummy: expected one of"),
-        (["/nowhere", "--w-max", "16"], "model: expected demo, dummy:<preset> or an existing"),
+        (["/nowhere", "--w-max", "16"], "model: expected demo, demo-kda, dummy:<preset> or"),
     ],
 )
 def test_errors_are_one_line(
