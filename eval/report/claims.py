@@ -5,6 +5,7 @@ A rule that fails is a finding, too: it is printed beside the figure, and nothin
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
@@ -24,6 +25,7 @@ SKILLS = {
     "last_write": 0.9,
 }
 NEEDLES = ("niah_single_1", "niah_single_2")
+DUST = 1e-9  # differences of equal scores, averaged in another order
 EXACT_KL = 1e-3  # nat; below it two arms are the same but for rounding
 
 
@@ -81,12 +83,24 @@ def _all(values: Sequence[tuple[str, float]], good: Callable[[float], bool]) -> 
 
 
 def _finding(
-    claim: str, rule: str, values: Sequence[tuple[str, float | None]], good: Callable[[float], bool]
+    claim: str,
+    rule: str,
+    values: Sequence[tuple[str, float | None]],
+    good: Callable[[float], bool],
+    note: str = "",
 ) -> Finding:
+    """That all values are good; `note` is said before the count."""
     known = [(name, v) for name, v in values if v is not None]
     if not known:
         return Finding(claim, rule, "not measured", None)
-    return Finding(claim, rule, *_all(known, good))
+    text, holds = _all(known, good)
+    return Finding(claim, rule, note + text, holds)
+
+
+def sign_test(wins: int, losses: int) -> float:
+    """Two-sided p of so uneven a split where both signs are as likely; ties are left out."""
+    n, k = wins + losses, min(wins, losses)
+    return min(1.0, 2 * sum(math.comb(n, i) for i in range(k + 1)) / 2**n)
 
 
 def _skills(t: Tables) -> Iterator[Finding]:
@@ -137,13 +151,15 @@ def _masks(t: Tables) -> Iterator[Finding]:
         return None if own is None or value is None else sign * (own - value)
 
     gaps = [v for c, w in cells if (v := gap(c, w, "score", "random", 1)) is not None]
-    apart = [v for v in gaps if v != 0]  # where neither arm loses anything, masks can't be told
-    share = sum(v > 0 for v in apart) / len(apart) if apart else None
-    text = f"{len(apart)} of {len(gaps)} cells differ"
-    if share is not None:
-        text = f"{share:.0%}; {text}, by {number(float(np.mean(apart)), 4)} on average"
+    apart = [v for v in gaps if abs(v) > DUST]  # where no arm loses anything, masks can't be told
+    wins = sum(v > 0 for v in apart)
+    text, holds = f"{len(apart)} of {len(gaps)} cells differ", None
+    if apart:
+        p, holds = sign_test(wins, len(apart) - wins), wins >= 0.8 * len(apart)
+        gain = number(float(np.mean(apart)))
+        text = f"{wins} of {len(apart)} (sign test p {number(p)}), by {gain} on average; {text}"
     rule = "score above the mean of the random masks in 80 % of the cells that differ"
-    yield Finding("dasc beats random masks", rule, text, None if share is None else share >= 0.8)
+    yield Finding("dasc beats random masks", rule, text, holds)
     values = [(f"{c}@{w}", gap(c, w, "kl", "random", -1)) for c, w in cells]
     rule = "KL below the mean of the random masks in all cells"
     yield _finding("dasc beats random masks", rule, values, lambda v: v >= 0)
@@ -175,10 +191,16 @@ def _refresh(t: Tables) -> Iterator[Finding]:
                      for arm in ("dasc-nr", "dasc-wr"))  # fmt: skip
         scores.append((name, None if low is None or high is None else high - low))
     rule = f"half of the KL of dasc-nr, where that is above {EXACT_KL}"
-    yield _finding("refresh recovers", rule, recovered, lambda v: v >= 0.5)
+    shares = [v for _, v in recovered if v is not None]
+    note = f"median {np.median(shares):.0%}; " if shares else ""
+    yield _finding("refresh recovers", rule, recovered, lambda v: v >= 0.5, note)
     yield _finding("refresh recovers", "score >= dasc-nr's - 0.02", scores, lambda v: v >= -0.02)
     rule = "KL <= dasc-wr's + 1e-5 at equal replayed tokens"
-    yield _finding("anchored is no worse than refresh", rule, anchored, lambda v: v <= 1e-5)
+    less, more = (sum(v is not None and sign * v > 1e-5 for _, v in anchored) for sign in (-1, 1))
+    p = sign_test(less, more)
+    note = f"lower in {less}, higher in {more} cells by over 1e-5 (sign test p {number(p)}); "
+    claim = "anchored is no worse than refresh"
+    yield _finding(claim, rule, anchored, lambda v: v <= 1e-5, note if anchored else "")
 
 
 def _tail(t: Tables) -> Iterator[Finding]:
@@ -193,7 +215,9 @@ def _tail(t: Tables) -> Iterator[Finding]:
                          for arm in ("dense", f"tail-replay/{ratio}"))  # fmt: skip
             kept.append((case, own / full if own is not None and full else None))
         rule = f"{float(ratio):.0%} of the prefix keeps 0.9 of the score"
-        yield _finding("a short tail suffices", rule, kept, lambda v: v >= 0.9)
+        shares = [v for _, v in kept if v is not None]
+        note = f"mean {np.mean(shares):.1%}; " if shares else ""
+        yield _finding("a short tail suffices", rule, kept, lambda v: v >= 0.9, note)
     steps: list[tuple[str, float | None]] = []
     for case in cases:
         kl = [

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from jhybrid.eval.report import write_report
-from jhybrid.eval.report.claims import claims, findings
+from jhybrid.eval.report.claims import claims, findings, sign_test
 from jhybrid.eval.report.frame import Frame, number, table, with_error
 from jhybrid.eval.report.summary import summary
 from jhybrid.eval.results import Result, ResultsFile, read_results
@@ -116,7 +116,7 @@ def test_rules_say_what_holds_and_what_does_not():
         for arm, values in arms.items()
         for metric, value in zip(("score", "kl"), values, strict=True)
     ]
-    records.append(record("retention-curve", "vt/2048", "dasc-nr/64", "score", 0.7))
+    records.append(record("retention-curve", "vt/2048", "dasc-nr/64", "score", 0.6))
     records += [
         record("intervention", "niah_single_1/1024", "baseline", "score", 1.0),
         record("intervention", "niah_single_1/1024/depth-0", "baseline", "score", 0.0),
@@ -128,7 +128,8 @@ def test_rules_say_what_holds_and_what_does_not():
     needs = found["recall needs no state: zero-linear"]
     assert not needs.holds and needs.found == "0 of 1; not niah_single_1/1024 0.300"
     assert found["dasc beats random masks: score"].holds is False  # in one of two cells
-    assert "50%; 2 of 2 cells differ" in found["dasc beats random masks: score"].found
+    assert "1 of 2 (sign test p 1.000), by -0.050" in found["dasc beats random masks: score"].found
+    assert sign_test(8, 0) == 2 / 2**8 and sign_test(5, 5) == 1.0
     assert found["dasc beats random masks: KL"].holds and found["control: KL"].holds
     assert found["refresh recovers: half"].holds
     assert not found["anchored is no worse than refresh: KL"].holds
