@@ -63,7 +63,8 @@ The text is plain English of two kinds, and generated rows:
 
 In {without_states} of the rows with needles the recurrent states were cleared where the questions
 begin, in {without_keys} of those with overwritten values attention did not reach behind that place.
-So needles are found by attention and order is kept in the states, as in large hybrids.
+That is to leave needles to attention and order to the states, as in large hybrids; whether it did,
+the columns without states and without keys below say.
 
 Two books (The Time Machine, Peter and Wendy), four books of essays and 5 % of the stories were held
 out. `train_log.jsonl` has the run: losses by task, gradient norm, learning rate, speed; its last
