@@ -61,7 +61,7 @@ def test_what_changes_nothing_is_dense(found: tuple[dict[str, dict[str, Outcome]
         assert outcomes["off"][name].records[0]["cached"] == 0
         kls = [outcomes[arm][name].kl for arm in ("zero", "empty/16", "zero-full-kv")]
         assert all(kl is not None and kl > 1e-4 for kl in kls)
-    assert {o.score for o in outcomes["zero-full-kv"].values()} == {0}
+    assert {o.score for o in outcomes["mask-both"].values()} == {0}
 
 
 def test_a_masked_prefix_without_state_was_never_there(
