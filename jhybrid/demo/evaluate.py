@@ -12,7 +12,7 @@ import numpy as np
 from jax import Array, lax
 
 from ..batch import DenseBatch
-from ..models.hybrid import ModelParams
+from ..models.specs import ModelParams
 from ..sharding import make_mesh
 from .batches import TASKS
 from .clock import Clock

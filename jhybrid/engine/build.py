@@ -21,7 +21,7 @@ from ..cache.cache_manager import CacheManager
 from ..config import ModelConfig, require
 from ..demo import MODEL_FOLDER, MODELS
 from ..hf_config import model_config, read_hf_config
-from ..models.hybrid import ModelParams, model_specs
+from ..models.specs import ModelParams, model_specs
 from ..params import init_params
 from ..presets import preset
 from ..sharding import make_mesh

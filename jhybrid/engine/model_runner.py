@@ -25,23 +25,14 @@ from ..batch import Caches, DecodeBatch, PrefillBatch, ReplayBatch
 from ..cache.host_store import CHUNK_ROWS, padded_rows
 from ..config import AttentionConfig, ModelConfig
 from ..models.groups import groups
-from ..models.hybrid import (
-    REPLICATED,
-    ModelParams,
-    cache_partition,
-    cache_specs,
-    forward,
-    last_hidden,
-    logits,
-    model_partition,
-    sharded,
-)
+from ..models.hybrid import forward, last_hidden, logits
 from ..models.pages import PageKind, copy_pages, pools, put_pages, take_pages
 from ..models.replay import replay
+from ..models.specs import ModelParams, cache_partition, cache_specs, model_partition
 from ..params import map_specs, partition_specs
 from ..retention.maps import MoveMaps
 from ..retention.movers import CompressedPool, compressed_specs, load, store
-from ..sharding import AXIS, named_sharding
+from ..sharding import AXIS, REPLICATED, named_sharding, sharded
 from .buckets import MAX_REPLAYS, MOVES, Buckets
 from .compression import Compression
 from .sampler import (

@@ -38,7 +38,7 @@ from jhybrid.demo.presets import PRESETS, Preset
 from jhybrid.demo.score import ARMS, make_sheet
 from jhybrid.demo.tokenizer import END_OF_TEXT
 from jhybrid.demo.trials import PROMPTS, SKILLS, TRIALS
-from jhybrid.models.hybrid import model_specs
+from jhybrid.models.specs import model_specs
 from jhybrid.params import count_bytes, count_params
 from jhybrid.sharding import make_mesh
 from jhybrid.weights import named

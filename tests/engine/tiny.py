@@ -22,18 +22,11 @@ from jhybrid.engine.engine import Engine
 from jhybrid.engine.memory import host_store, input_dtype, input_policy
 from jhybrid.engine.model_runner import ModelRunner
 from jhybrid.engine.request import Request, RequestUpdate, SamplingParams
-from jhybrid.models.hybrid import (
-    REPLICATED,
-    ModelParams,
-    forward,
-    logits,
-    model_partition,
-    model_specs,
-    sharded,
-)
+from jhybrid.models.hybrid import forward, logits
+from jhybrid.models.specs import ModelParams, model_partition, model_specs
 from jhybrid.params import init_params, is_spec, shardings
 from jhybrid.retention.selection import RetentionPlan
-from jhybrid.sharding import make_mesh
+from jhybrid.sharding import REPLICATED, make_mesh, sharded
 
 VOCAB = 272
 VALID = 263  # what the byte-level tokenizer knows
