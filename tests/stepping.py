@@ -14,7 +14,7 @@ from jax.sharding import Mesh
 
 from jhybrid.batch import Caches, DecodeBatch, PrefillBatch
 from jhybrid.config import ModelConfig
-from jhybrid.engine.model_runner import CPU_OPTIONS
+from jhybrid.engine.programs import CPU_OPTIONS
 from jhybrid.models.hybrid import forward, logits
 from jhybrid.models.specs import ModelParams, cache_partition, cache_specs, model_partition
 from jhybrid.params import map_specs

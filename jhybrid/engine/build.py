@@ -33,6 +33,7 @@ from .config import EngineConfig
 from .engine import Engine
 from .memory import check_memory, host_store, input_dtype, input_policy, size_pools
 from .model_runner import ModelRunner
+from .warm_up import warm_up, warm_up_steps
 
 log = logging.getLogger(__name__)
 
@@ -108,9 +109,7 @@ def create_engine(name: str, engine: EngineConfig, *, warm_up: bool = True) -> E
         host=engine.host_memory is not None,
     )
     if warm_up:
-        steps = tqdm(runner.warm_up(), total=runner.warm_up_steps(), desc="compiling", unit="step")
-        for done in steps:
-            steps.set_postfix_str(done)
+        _warm_up(runner)
     facts = {
         "model": model.name,
         "dtype": dtype.name,
@@ -150,6 +149,12 @@ def create_engine(name: str, engine: EngineConfig, *, warm_up: bool = True) -> E
         model_name=model.name,
         facts=facts,
     )
+
+
+def _warm_up(runner: ModelRunner) -> None:
+    steps = tqdm(warm_up(runner), total=warm_up_steps(runner), desc="compiling", unit="step")
+    for done in steps:
+        steps.set_postfix_str(done)
 
 
 def set_compilation_cache(folder: str | None) -> None:

@@ -89,7 +89,7 @@ class Engine:
         self._in_flight: InFlight | None = None
         self._metrics = EngineMetrics()
         self._seeds = np.random.default_rng(config.seed)
-        self._compiled = runner.compilations()
+        self._compiled = runner.programs.compilations()
 
     def add(self, request: Request) -> None:
         name = request.request_id
@@ -279,7 +279,7 @@ class Engine:
         m, stats = self._metrics, self.cache.stats()
         m.running, m.waiting = len(self.scheduler.running), len(self.scheduler.waiting)
         m.preemptions = self.scheduler.preemptions
-        m.compilations = self.runner.compilations() - self._compiled
+        m.compilations = self.runner.programs.compilations() - self._compiled
         for pool, count in stats.evictions.items():
             m.evictions[pool] = count
         for outcome, count in stats.demotions.items():

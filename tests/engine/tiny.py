@@ -162,7 +162,7 @@ def engine_of(
     )
     if not own_programs:
         static = model, buckets, tp, config.page_size, valid_vocab, runner.input_dtype
-        runner._executables = _executables(*static, _shapes(runner))
+        runner.programs.executables = _executables(*static, _shapes(runner))
     cache = CacheManager(
         pages,
         config.page_size,
@@ -190,9 +190,9 @@ def _shapes(runner: ModelRunner) -> tuple[Any, ...]:
     """Of all that a runner gives to its programs, and how it is packed."""
     held: list[Any] = [runner.params, runner.caches, runner.rows, runner.compressed]
     if runner.compression is not None:
-        held.append(runner._maps)
+        held.append(runner.maps)
     leaves, tree = jax.tree.flatten(held)
-    return (tree, runner._host_kinds, *((x.shape, x.dtype) for x in leaves))
+    return (tree, tuple(runner.host_rows), *((x.shape, x.dtype) for x in leaves))
 
 
 @functools.cache

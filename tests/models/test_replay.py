@@ -18,7 +18,7 @@ from jax.sharding import Mesh
 from jhybrid.batch import Caches, DecodeBatch, PrefillBatch, ReplayBatch
 from jhybrid.config import LayerConfig, ModelConfig
 from jhybrid.engine.build import find_model
-from jhybrid.engine.model_runner import CPU_OPTIONS
+from jhybrid.engine.programs import CPU_OPTIONS
 from jhybrid.hf_config import model_config, read_hf_config
 from jhybrid.models.groups import Group, groups, stored_inputs
 from jhybrid.models.hybrid import decoder_layer, forward
