@@ -182,7 +182,10 @@ class Workload:
 
             return call
 
-        for owner, name in ((self.manager._tree, "evict_leaf"), (self.manager._tiers, "evict")):
+        for owner, name in (
+            (self.manager.pools.tree, "evict_leaf"),
+            (self.manager.pools.tiers, "evict"),
+        ):
             setattr(owner, name, watched(getattr(owner, name)))
 
 
