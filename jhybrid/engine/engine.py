@@ -22,6 +22,7 @@ from .check import check_request
 from .config import EngineConfig
 from .demoter import Demoter
 from .detokenizer import TokenBytes
+from .ending import push_token
 from .host_tier import HostTier
 from .metrics import EngineMetrics, RequestClock
 from .model_runner import ModelRunner
@@ -34,7 +35,6 @@ from .step_inputs import (
     at_position,
     decode_inputs,
     draw_mode,
-    ending_tokens,
     prefill_inputs,
     replay_inputs,
     row_values,
@@ -220,23 +220,7 @@ class Engine:
         """One more token: its text, and whether the request ends with it."""
         sequence.tokens.append(token)
         sequence.clock.on_tokens(now)
-        reason: FinishReason | None = None
-        stop: str | int | None = None
-        ending = token in ending_tokens(sequence, self._eos)
-        if ending and sequence.generated > sequence.params.min_tokens:
-            text, reason = "", "stop"
-            stop = token if token in sequence.params.stop_token_ids else None
-        else:
-            text, stop = sequence.text.push(token)
-            if stop is not None:
-                reason = "stop"
-            elif len(sequence.tokens) >= sequence.limit:
-                reason = "length"
-        if reason is not None and not isinstance(stop, str):
-            rest, found = sequence.text.finish()
-            text += rest
-            if found is not None:
-                reason, stop = "stop", found
+        text, reason, stop = push_token(sequence, token, self._eos)
         extra: dict[str, Any] = self._first_report(sequence)
         if reason is not None:
             self._retire(sequence, reason)

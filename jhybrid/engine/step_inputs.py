@@ -15,6 +15,7 @@ from ..batch import DecodeBatch, PrefillBatch, ReplayBatch
 from ..cache.input_pages import InputPages
 from .buckets import bucket
 from .empty_batches import empty_decode, empty_prefill, empty_replay
+from .ending import ending_tokens
 from .model_runner import ModelRunner
 from .request import MAX_LOGIT_BIAS
 from .sampler import MAX_BANNED, RowParams, SampleMode
@@ -200,8 +201,3 @@ def seen_tokens(sequence: Sequence, vocab: int) -> tuple[np.ndarray, np.ndarray]
     in_prompt[list(sequence.request.prompt_token_ids)] = True
     output = np.array(sequence.tokens[sequence.prompt_len :], np.int64)
     return in_prompt, np.bincount(output, minlength=vocab).astype(np.int32)
-
-
-def ending_tokens(sequence: Sequence, eos: frozenset[int]) -> frozenset[int]:
-    stops = frozenset(sequence.params.stop_token_ids)
-    return stops if sequence.params.ignore_eos else stops | eos

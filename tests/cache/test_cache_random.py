@@ -182,10 +182,8 @@ class Workload:
 
             return call
 
-        for owner, name in (
-            (self.manager.pools.tree, "evict_leaf"),
-            (self.manager.pools.tiers, "evict"),
-        ):
+        pools = self.manager.pools
+        for owner, name in ((pools.tree, "evict_leaf"), (pools.tiers, "evict")):
             setattr(owner, name, watched(getattr(owner, name)))
 
 
