@@ -8,12 +8,12 @@ from typing import Any, Protocol
 from . import checkpoint_moves, engine_moves, kernels, model, retention_load, step_profile, ttft
 from .suites import (
     choice,
-    curves,
+    controlled,
     horizons,
-    intervention,
     locomo,
     longbench,
     mathematics,
+    report,
     ruler,
     state_error,
     trace,
@@ -41,12 +41,11 @@ SUITES: dict[str, Suite] = {
     "locomo": locomo,
     "choice": choice,
     "math": mathematics,
-    "intervention": intervention,
-    "retention-curve": curves.RETENTION,
-    "replay-curve": curves.REPLAY,
+    **controlled.SUITES,
     "state-error": state_error,
     "horizons": horizons,
     "trace": trace,
+    "report": report,
 }
 
 

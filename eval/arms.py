@@ -5,6 +5,7 @@
     tail-replay/R                          the last R of the prefix, 0.05 for 5 %
     anchored, anchored/W[/int8][/R]        from a dense or a compressed checkpoint
     zero-full-kv, zero-linear, zero-both   baseline's cache with a component set to zero
+    mask-full-kv, mask-both                likewise, and no softmax has a share for cached keys
     random-SEED/W, inverse/W, full/W, empty/W   a control mask in place of the horizons' (as nr)
     horizon/W                              the horizons' own mask, applied as the controls are
 
@@ -24,6 +25,7 @@ from jhybrid.engine.request import RecoveryName
 MASK_SEEDS = (1234, 2027, 3407, 4519, 5683)  # of the paper's random masks
 EXACT = ("dense", "baseline")  # names of the arm that others are paired with
 ZEROED = ("zero-full-kv", "zero-linear", "zero-both")
+MASKED = ("mask-full-kv", "mask-both")  # in controlled runs only
 _MASK = re.compile(r"random-\d+|inverse|full|empty|horizon")
 _COMPRESSED = ("dasc-nr", "dasc-wr", "anchored")
 
@@ -45,9 +47,9 @@ class Arm:
 def parse_arm(name: str) -> Arm:
     """Raises ValueError saying what is wrong with a name."""
     kind, *rest = name.split("/")
-    if kind in ("dense", "off", "zero", "baseline", *ZEROED):
+    if kind in ("dense", "off", "zero", "baseline", *ZEROED, *MASKED):
         require(not rest, "arm", name, f"{kind} alone")
-        if kind in ZEROED:
+        if kind in (*ZEROED, *MASKED):
             return Arm(name, "dense", intervention=kind)
         return Arm(name, "dense" if kind in ("dense", "baseline") else kind)  # pyright: ignore[reportArgumentType]
     if _MASK.fullmatch(kind):

@@ -33,7 +33,7 @@ from jhybrid.retention.selection import (
     select,
 )
 
-from .arms import ZEROED
+from .arms import MASKED, ZEROED
 
 
 def zero_full_kv(caches: Caches) -> Caches:
@@ -57,6 +57,7 @@ def intervention(engine: Engine, name: str) -> Callable[[], None]:
 
     Compiled once, however many blocks it is applied to.
     """
+    require(name not in MASKED, "arm", name, "an arm that an engine has (see eval/arms.py)")
     runner = engine.runner
     shardings = jax.tree.map(lambda x: x.sharding, runner.caches)
     if name in ZEROED:

@@ -62,6 +62,7 @@ class Protocol:
             top_p=self.top_p,
             seed=problem.seed(self.seed, replay),
             max_tokens=problem.max_tokens,
+            stop=problem.stop,
         )
 
 

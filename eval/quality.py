@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -16,32 +14,38 @@ from jhybrid.engine.build import engine_config
 from jhybrid.engine.config import EngineConfig
 from jhybrid.engine.llm import LLM
 
-from .arms import Arm, engine_flags, parse_arms, random_family, with_reference
+from .arms import Arm, engine_flags, parse_arms, with_reference
+from .outcome import KL_POSITIONS, Cases, Outcome, Outcomes, problem_id, write_results
 from .probes import answer_nll, suffix_kl
-from .protocol import ArmRun, Protocol, Residency, pooled_hit
-from .results import Result, ResultsFile
+from .protocol import ArmRun, Protocol, Residency
+from .results import ResultsFile
 from .scoring.answers import grader
-from .scoring.statistics import estimate, mean_and_sample_sd, paired_difference
 from .store import Record, Store
 from .tasks.problem import Encoder, Problem
 from .tasks.wording import Wording
-
-Cases = Callable[[Problem], Iterable[str]]
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """A problem under one arm: the mean score of its replays, and what its probe found."""
-
-    score: float
-    records: list[Record]
-    nll: float | None
-    kl: list[float]  # at each suffix token, against the reference arm
 
 
 def add_quality_arguments(
     parser: argparse.ArgumentParser, *, arms: str, replays: int, boundary: str = "context"
 ) -> None:
+    add_problem_arguments(parser, arms=arms, boundary=boundary)
+    group = parser.add_argument_group("protocol")
+    group.add_argument("--replays", type=positive, default=replays, metavar="R")
+    group.add_argument("--limit", type=positive, metavar="N", help="problems of a case at most")
+    group.add_argument("--run-seed", type=int, default=0, metavar="N", help="of the sampler")
+    group.add_argument("--temperature", type=float, default=0.0)
+    group.add_argument("--top-p", type=float, default=1.0)
+    group.add_argument("--block", type=positive, metavar="N", help="problems warmed together")
+    group.add_argument("--no-probe", action="store_true", help="no suffix KL, no answer likelihood")
+    group.add_argument(
+        "--controlled", action="store_true", help="demand residency: no eviction, hits, free slots"
+    )
+
+
+def add_problem_arguments(
+    parser: argparse.ArgumentParser, *, arms: str, boundary: str = "context"
+) -> None:
+    """Of every suite that asks a model questions."""
     add_engine_arguments(parser)
     group = parser.add_argument_group("suite")
     group.add_argument(
@@ -53,23 +57,13 @@ def add_quality_arguments(
         "--wording", default="ruler", metavar="SET", help="ruler, plain, or a folder of templates"
     )
     group.add_argument("--chat", action="store_true", help="prompts as the user's turn")
-    group.add_argument("--replays", type=positive, default=replays, metavar="R")
-    group.add_argument("--limit", type=positive, metavar="N", help="problems of a case at most")
-    group.add_argument("--run-seed", type=int, default=0, metavar="N", help="of the sampler")
-    group.add_argument("--temperature", type=float, default=0.0)
-    group.add_argument("--top-p", type=float, default=1.0)
     group.add_argument(
         "--boundary",
         choices=("context", "question"),
         default=boundary,
         help=f"where the cached prefix ends (default: {boundary})",
     )
-    group.add_argument("--block", type=positive, metavar="N", help="problems warmed together")
     group.add_argument("--max-new-tokens", type=positive, metavar="N", help="of every task")
-    group.add_argument("--no-probe", action="store_true", help="no suffix KL, no answer likelihood")
-    group.add_argument(
-        "--controlled", action="store_true", help="demand residency: no eviction, hits, free slots"
-    )
 
 
 def protocol_of(args: argparse.Namespace) -> Protocol:
@@ -98,20 +92,20 @@ def run_quality(
     stores = Store(args.out, "outputs"), Store(args.out, "probes")
     settings = {"model": args.model, "dtype": args.dtype, "chat": args.chat}
     problems: list[Problem] = []
-    outcomes: dict[str, dict[str, Outcome]] = {}
+    outcomes: Outcomes = {}
     reference: dict[str, Record | None] = {}
     for config, group in _by_engine(arms, flags):
-        with LLM(args.model, **vars(config)) as llm:
+        with LLM(args.model, warm_up=False, **vars(config)) as llm:
             if not problems:
                 encoder = Encoder(llm.get_tokenizer(), chat=args.chat)
                 made = make(encoder, Wording(args.wording), llm.engine.max_context)
-                problems = _checked(list(made), llm.engine.max_context)
+                problems = checked(list(made), llm.engine.max_context)
             for arm in group:
                 run = ArmRun(llm, arm, suite, protocol, *stores, settings)
                 run.run(problems)
                 if arm is arms[0]:
-                    reference = {_id(p): run.probe(p) for p in problems}
-                outcomes[arm.name] = {_id(p): _outcome(run, p, reference) for p in problems}
+                    reference = {problem_id(p): run.probe(p) for p in problems}
+                outcomes[arm.name] = {problem_id(p): _outcome(run, p, reference) for p in problems}
     results = ResultsFile(args.out)
     write_results(results, suite, problems, outcomes, cases)
     if any(p.scorer == "math" for p in problems) and grader() == "text":
@@ -129,9 +123,10 @@ def _by_engine(
     return list(groups.items())
 
 
-def _checked(problems: list[Problem], max_context: int) -> list[Problem]:
+def checked(problems: list[Problem], max_context: int) -> list[Problem]:
+    """The same; ValueError where an id is not its problem's own, or a problem is too long."""
     require(len(problems) > 0, "problems", 0, "one at least")
-    ids = [_id(p) for p in problems]
+    ids = [problem_id(p) for p in problems]
     twice = next((i for i in ids if ids.count(i) > 1), None) if len(set(ids)) < len(ids) else None
     require(twice is None, "problem", twice, "an id of its own")
     for p in problems:
@@ -141,91 +136,14 @@ def _checked(problems: list[Problem], max_context: int) -> list[Problem]:
     return problems
 
 
-def _id(problem: Problem) -> str:
-    return f"{problem.case}/{problem.id}"
-
-
 def _outcome(run: ArmRun, problem: Problem, reference: dict[str, Record | None]) -> Outcome:
-    records, probe, other = run.records(problem), run.probe(problem), reference.get(_id(problem))
+    records, probe = run.records(problem), run.probe(problem)
+    other = reference.get(problem_id(problem))
+    kl = suffix_kl(other, probe) if probe and other else []
     return Outcome(
         score=float(np.mean([r["score"] for r in records])),
         records=records,
         nll=answer_nll(probe) if probe else None,
-        kl=suffix_kl(other, probe) if probe and other else [],
+        kl=float(np.mean(kl)) if kl else None,
+        kl_at={n: kl[n - 1] for n in KL_POSITIONS if n <= len(kl)},
     )
-
-
-def write_results(
-    results: ResultsFile,
-    suite: str,
-    problems: Sequence[Problem],
-    outcomes: dict[str, dict[str, Outcome]],
-    cases: Cases,
-) -> None:
-    """All figures of all cases: by arm, against the first arm, and over random masks."""
-    members: dict[str, list[str]] = defaultdict(list)
-    for problem in problems:
-        for case in cases(problem):
-            members[case].append(_id(problem))
-    for case, ids in members.items():
-        families: dict[str, list[tuple[float, float]]] = defaultdict(list)
-        base = [next(iter(outcomes.values()))[i] for i in ids]
-        for arm, found in outcomes.items():
-            own = [found[i] for i in ids]
-            for metric, value, unit, n in _figures(own, None if own == base else base):
-                results.append(Result(suite, case, arm, metric, value, unit, n))
-            family = random_family(arm)
-            if family is not None:
-                kl = [float(np.mean(o.kl)) for o in own if o.kl]
-                mean_kl = float(np.mean(kl)) if kl else float("nan")
-                families[family].append((float(np.mean([o.score for o in own])), mean_kl))
-        for family, values in families.items():
-            scores, kls = zip(*values, strict=True)
-            for metric, numbers, unit in (("score", scores, "score"), ("kl", kls, "nat")):
-                mean, sd = mean_and_sample_sd(numbers)
-                if not np.isnan(mean):
-                    results.append(Result(suite, case, family, metric, mean, unit, len(values)))
-                    results.append(
-                        Result(suite, case, family, f"{metric}_sd", sd, unit, len(values))
-                    )
-
-
-def _figures(own: list[Outcome], base: list[Outcome] | None) -> list[tuple[str, float, str, int]]:
-    """(metric, value, unit, n) of one arm on one case."""
-    score = estimate([o.score for o in own])
-    records = [r for o in own for r in o.records]
-    loaded = [r for r in records if r["restored"] > 0 or r["cached"] > 0]
-    asked = [r for r in loaded if r["recovery"] == r["asked"]]
-    out = [
-        ("score", score.mean, "score", score.n),
-        ("score_se", score.error, "score", score.n),
-        ("hit", pooled_hit(records), "ratio", len(records)),
-        ("loaded", len(loaded) / len(records), "ratio", len(records)),
-        ("as_asked", len(asked) / len(records), "ratio", len(records)),
-        ("replayed", float(np.mean([r["replayed"] for r in records])), "token", len(records)),
-    ]
-    if base is not None:
-        paired = paired_difference([o.score for o in own], [o.score for o in base])
-        out += [
-            ("score_delta", paired.mean, "score", paired.n),
-            ("score_delta_se", paired.error, "score", paired.n),
-            ("score_delta_low", paired.low, "score", paired.n),
-            ("score_delta_high", paired.high, "score", paired.n),
-        ]
-    nlls = [o.nll for o in own if o.nll is not None]
-    if nlls:
-        out.append(("nll", float(np.mean(nlls)), "nat/token", len(nlls)))
-    if base is not None and len(nlls) == len(own):
-        found = paired_difference(nlls, [b.nll if b.nll is not None else np.nan for b in base])
-        out.append(("nll_delta", found.mean, "nat/token", found.n))
-        out.append(("nll_delta_se", found.error, "nat/token", found.n))
-    kls = [o.kl for o in own if o.kl] if base is not None else []
-    if kls:
-        mean = estimate([float(np.mean(values)) for values in kls])
-        out.append(("kl", mean.mean, "nat", mean.n))
-        out.append(("kl_se", mean.error, "nat", mean.n))
-        for position in (1, 2, 4, 8, 16, 32):
-            there = [values[position - 1] for values in kls if len(values) >= position]
-            if there:
-                out.append((f"kl@{position}", float(np.mean(there)), "nat", len(there)))
-    return out

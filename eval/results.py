@@ -14,6 +14,9 @@ import jax
 
 from jhybrid.engine.build import versions
 
+from .store import whole_lines
+from .tasks.sources import read_text
+
 
 @dataclass(frozen=True)
 class Provenance:
@@ -64,9 +67,17 @@ def _commit() -> str:
 
 
 def read_results(folder: Path) -> list[dict[str, Any]]:
-    """Records of DIR/results.jsonl; of several with one key (suite, case, arm, metric) the last."""
+    """Records of DIR/results.jsonl, or of the same packed (.xz, .gz).
+
+    Of several with one key (suite, case, arm, metric) the last. A last line cut off by a kill is
+    none.
+    """
+    names = [f"results.jsonl{ending}" for ending in ("", ".xz", ".gz")]
+    path = next((folder / n for n in names if (folder / n).is_file()), None)
+    if path is None:
+        raise FileNotFoundError(f"{folder}: holds no {names[0]} (plain, .xz or .gz)")
     found: dict[tuple[str, ...], dict[str, Any]] = {}
-    for line in (folder / "results.jsonl").read_text(encoding="utf-8").split("\n"):
+    for line in read_text(path).split("\n")[:-1]:
         if line:
             record = json.loads(line)
             found[tuple(record[name] for name in ("suite", "case", "arm", "metric"))] = record
@@ -74,15 +85,22 @@ def read_results(folder: Path) -> list[dict[str, Any]]:
 
 
 class ResultsFile:
-    """Appends records to DIR/results.jsonl as they are made, so that a kill loses none."""
+    """Appends records to DIR/results.jsonl as they are made, so that a kill loses none.
+
+    A record that is there already, from the same commit and command, is not written again.
+    """
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._path = folder / "results.jsonl"
+        self._lines = set(whole_lines(self._path))
         self._shared = asdict(provenance())
 
     def append(self, result: Result) -> dict[str, Any]:
         record = {**asdict(result), **self._shared}
-        with self._path.open("a") as file:
-            file.write(json.dumps(record) + "\n")
+        line = json.dumps(record)
+        if line not in self._lines:
+            self._lines.add(line)
+            with self._path.open("a") as file:
+                file.write(line + "\n")
         return record

@@ -20,6 +20,16 @@ def digest(settings: Any) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
+def whole_lines(path: Path) -> list[str]:
+    """The lines of a file, none if there is no file. One that a kill has cut off is taken off it,
+    so that the next does not go on in the middle."""
+    data = path.read_bytes() if path.is_file() else b""
+    whole = data[: data.rfind(b"\n") + 1]
+    if len(whole) < len(data):
+        path.write_bytes(whole)
+    return whole.decode("utf-8").split("\n")[:-1]
+
+
 class Store:
     """Records of DIR/NAME.jsonl by their key. A last line cut off by a kill is dropped."""
 
@@ -27,21 +37,12 @@ class Store:
         folder.mkdir(parents=True, exist_ok=True)
         self._path = folder / f"{name}.jsonl"
         self._records: dict[str, Record] = {}
-        if self._path.is_file():
-            self._load()
-
-    def _load(self) -> None:
-        data = self._path.read_bytes()
-        whole = data[: data.rfind(b"\n") + 1]
-        if len(whole) < len(data):
-            self._path.write_bytes(whole)
-        for number, line in enumerate(whole.decode("utf-8").split("\n"), start=1):
-            if line:
-                try:
-                    record = json.loads(line)
-                    self._records.setdefault(record["key"], record)
-                except (json.JSONDecodeError, KeyError) as error:
-                    raise ValueError(f"{self._path}:{number}: not a record: {error}") from None
+        for number, line in enumerate(whole_lines(self._path), start=1):
+            try:
+                record = json.loads(line)
+                self._records.setdefault(record["key"], record)
+            except (json.JSONDecodeError, KeyError) as error:
+                raise ValueError(f"{self._path}:{number}: not a record: {error}") from None
 
     def __contains__(self, key: str) -> bool:
         return key in self._records

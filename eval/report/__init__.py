@@ -10,15 +10,14 @@ from .summary import summary
 
 
 def write_report(folder: Path) -> None:
-    """summary.md and PNG figures of DIR/results.jsonl, beside it."""
+    """summary.md and PNG figures of DIR/results.jsonl, beside it; other figures there are shown."""
     records = read_results(folder)
-    figures: list[Path] = []
     if importlib.util.find_spec("matplotlib"):
         from .figures import write_figures
 
-        figures = write_figures(records, folder)
+        write_figures(records, folder)
     else:
         print("no figures: matplotlib is part of the extra `eval`")
-    text = summary(records, [path.name for path in figures])
+    text = summary(records, sorted(path.name for path in folder.glob("*.png")))
     (folder / "summary.md").write_text(text, encoding="utf-8")
     print(f"\n{text}\n{folder / 'summary.md'}")

@@ -22,7 +22,8 @@ def write_figures(records: Sequence[Record], folder: Path) -> list[Path]:
     for frame in frames(records):
         for name, figure in _figures(frame, records):
             path = folder / f"{frame.suite}-{name}.png"
-            figure.savefig(path, dpi=120, bbox_inches="tight")
+            dpi = 120 if figure.get_figheight() < 12 else 70  # many panels, for a look
+            figure.savefig(path, dpi=dpi, bbox_inches="tight")
             written.append(path)
     return written
 

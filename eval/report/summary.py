@@ -101,10 +101,34 @@ def _ruler(frame: Frame) -> str:
             values = [frame.value(found[t], arm, "score") if t in found else None for t in tasks]
             mean = frame.mean(list(found.values()), arm, "score")
             rows.append([arm, length, *(number(v, 2) for v in values), number(mean, 2)])
+    parts = [table(["arm", "length", *tasks, "Avg"], rows)]
     counts = {frame.count(case, frame.arms[0], "score") for case in frame.cases}
-    note = f"N = {', '.join(map(str, sorted(counts)))} problems a cell."
-    head = ["arm", "length", *tasks, "Avg"]
-    return "\n\n".join([table(head, rows), note, *_finer(frame)])
+    parts.append(f"Score; N = {', '.join(map(str, sorted(counts)))} problems a cell.")
+    return "\n\n".join([*parts, *_grids(frame, cells, tasks)])
+
+
+FINER = (
+    ("kl", "KL(dense ‖ arm), nats a suffix token"),
+    ("nll_delta", "NLL - dense, nats a token of the answer"),
+    ("score_delta_se", "standard error of score - dense, paired by problem"),
+    ("replayed", "replayed tokens a request"),
+)
+
+
+def _grids(frame: Frame, cells: dict[str, dict[str, str]], tasks: list[str]) -> list[str]:
+    """What is finer than a score, each in a table of the same form."""
+    parts = []
+    for metric, title in FINER:
+        rows = []
+        for arm in frame.arms:
+            for length, found in cells.items():
+                values = [frame.value(found[t], arm, metric) if t in found else None for t in tasks]
+                if any(v is not None for v in values):
+                    digits = 0 if metric == "replayed" else 4
+                    rows.append([arm, length, *(number(v, digits) for v in values)])
+        if rows:
+            parts += [f"### {title}", table(["arm", "length", *tasks], rows)]
+    return parts
 
 
 def _intervention(frame: Frame) -> str:
@@ -113,7 +137,8 @@ def _intervention(frame: Frame) -> str:
     rows = [[arm, *(_score(frame, case, arm) for case in frame.cases)] for arm in frame.arms]
     note = (
         "zero-linear zeroes recurrent states and conv windows of the cached prefix; zero-full-kv "
-        "writes zeros into its keys and values (a zeroed key keeps logit 0 in the softmax)."
+        "writes zeros into its keys and values (a zeroed key keeps logit 0 in the softmax); "
+        "mask-full-kv leaves them out of the softmax."
     )
     return "\n\n".join([table(head, rows), note, *_finer(frame)])
 

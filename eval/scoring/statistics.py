@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+from jaxtyping import Int
 from numpy.typing import ArrayLike
 
 
@@ -47,9 +49,14 @@ def paired_difference(
         raise ValueError(f"paired arms must share their problems, got {a.size} and {b.size}")
     difference = a - b
     mean, error, n = estimate(difference)
-    draws = np.random.default_rng(seed).integers(0, n, (resamples, n))
-    low, high = np.quantile(difference[draws].mean(axis=1), (0.025, 0.975))
+    low, high = np.quantile(difference[_draws(n, seed, resamples)].mean(axis=1), (0.025, 0.975))
     return PairedDifference(mean, error, float(low), float(high), n)
+
+
+@functools.lru_cache(maxsize=16)
+def _draws(n: int, seed: int, resamples: int) -> Int[np.ndarray, "R N"]:
+    """Every bootstrap of n problems draws the same ones, which takes longer than their means."""
+    return np.random.default_rng(seed).integers(0, n, (resamples, n))
 
 
 def median_and_iqr(values: Sequence[float]) -> tuple[float, float, float]:

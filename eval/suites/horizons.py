@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 from tqdm import tqdm
 
 from jhybrid.engine.arguments import add_engine_arguments, positive
-from jhybrid.engine.build import engine_config
-from jhybrid.engine.llm import LLM
+from jhybrid.engine.build import LoadedModel, engine_config, load_model
+from jhybrid.engine.config import EngineConfig
 from jhybrid.retention.horizon import static_horizons
 from jhybrid.retention.observed import correlations, observe
 from jhybrid.retention.selection import select
@@ -41,28 +42,49 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
+    engine = engine_config(args)
+    model = load_model(args.model, engine)
     targets = [int(n) for n in args.lengths.split(",")]
-    with LLM(args.model, warm_up=False, **vars(engine_config(args))) as llm:
-        runner, name = llm.engine.runner, llm.engine.model_name
-        encoder = Encoder(llm.get_tokenizer())
-        prefixes = SOURCES[args.prefixes](args.data, encoder, targets, args.samples)
-        horizons = static_horizons(runner.params, runner.config, gate_input=args.a_s)
-        pairs: dict[str, list[float]] = {"H_s, H_e": [], "H_s, M_S": []}
-        for prefix in tqdm(prefixes, desc="horizons", unit="prefix"):
-            dtype = runner.params.embedding.dtype
-            seen = observe(runner.params, runner.config, runner.mesh, prefix, dtype)
-            empirical = seen.horizons(horizons.epsilon)
-            pairs["H_s, H_e"] += correlations(horizons.values, empirical).tolist()
-            pairs["H_s, M_S"] += correlations(horizons.values, seen.magnitude).tolist()
-        config = runner.config
-    results = ResultsFile(args.out)
+    encoder, results = Encoder(model.tokenizer), ResultsFile(args.out)
+    measure_horizons(
+        model, engine, encoder, args.data, args.prefixes, targets, args.samples, results
+    )
+    draw_horizons(model, engine, args.window, args.out)
+    write_report(args.out)
+
+
+def draw_horizons(model: LoadedModel, engine: EngineConfig, window: int, out: Path) -> None:
+    """Figures of the units, and of what w_max `window` keeps, where matplotlib is there."""
+    if importlib.util.find_spec("matplotlib"):
+        from jhybrid.plan.plots import write_plots
+
+        horizons = static_horizons(model.params, model.config, gate_input=engine.a_s)
+        write_plots(select(horizons, window), model.config, model.name, out)
+
+
+def measure_horizons(
+    model: LoadedModel,
+    engine: EngineConfig,
+    encoder: Encoder,
+    data: Path | None,
+    source: str,
+    targets: Sequence[int],
+    count: int,
+    results: ResultsFile,
+) -> None:
+    """Append the correlations on `count` prefixes of each target length."""
+    prefixes = SOURCES[source](data, encoder, targets, count)
+    horizons = static_horizons(model.params, model.config, gate_input=engine.a_s)
+    pairs: dict[str, list[float]] = {"H_s, H_e": [], "H_s, M_S": []}
+    for prefix in tqdm(prefixes, desc="horizons", unit="prefix"):
+        seen = observe(model.params, model.config, model.mesh, prefix, model.dtype)
+        empirical = seen.horizons(horizons.epsilon)
+        pairs["H_s, H_e"] += correlations(horizons.values, empirical).tolist()
+        pairs["H_s, M_S"] += correlations(horizons.values, seen.magnitude).tolist()
     for pair, values in pairs.items():
         middle, low, high = median_and_iqr(values)
         n = int(np.count_nonzero(~np.isnan(values)))
         for metric, value in (("median", middle), ("quartile_1", low), ("quartile_3", high)):
-            results.append(Result("horizons", name, pair, metric, value, "rank correlation", n))
-    if importlib.util.find_spec("matplotlib"):
-        from jhybrid.plan.plots import write_plots
-
-        write_plots(select(horizons, args.window), config, name, args.out)
-    write_report(args.out)
+            results.append(
+                Result("horizons", model.name, pair, metric, value, "rank correlation", n)
+            )

@@ -83,15 +83,20 @@ def common_words_draft(
 def _word_list(
     rng: Rng, order: Rng, pool: list[str], count: int, common: int, often: int, seldom: int
 ) -> tuple[str, tuple[list[str], str]]:
-    """The printed list, and its common words with the answer as a numbered list."""
+    """The printed list, and its common words with the answer as a numbered list.
+
+    They are in the order in which they first occur: any order scores, and one that can be known
+    keeps the likelihood of the answer a measure of recall.
+    """
     if count > len(pool):
         raise ValueError(f"length: {count} distinct words are needed, the pool has {len(pool)}")
     chosen = [pool[i] for i in rng.choice(len(pool), count, replace=False)]
     many = chosen[:common] * often + chosen[common:] * seldom
     many = [many[i] for i in order.permutation(len(many))]
     listed = " ".join(f"{i}. {word}" for i, word in enumerate(many, start=1))
-    answer = "".join(f" {i}. {word}" for i, word in enumerate(chosen[:common], start=1))
-    return listed, (chosen[:common], answer)
+    first = sorted(chosen[:common], key=many.index)
+    answer = "".join(f" {i}. {word}" for i, word in enumerate(first, start=1))
+    return listed, (first, answer)
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import uuid
 from collections.abc import Sequence
+from itertools import cycle, islice
 from pathlib import Path
 
 import numpy as np
@@ -50,8 +51,10 @@ class Essay:
 
     def sentences(self, count: int) -> list[str]:
         """The first `count` words (over again where the text is too short), as sentences."""
-        repeats = -(-count // len(self._words))
-        return _SENTENCE.split(" ".join((self._words * repeats)[:count]))
+        words = self._words[:count]
+        if len(words) < count:
+            words = list(islice(cycle(self._words), count))
+        return _SENTENCE.split(" ".join(words))
 
 
 def insert_at_depths(

@@ -55,21 +55,22 @@ def needle_draft(
 
     `depth` (per cent of the haystack) places the needle of a single-needle task. The order of the
     needles comes from a fresh generator of `seed`, as in RULER, and is the same in all problems.
+    The answer has the keys in the order of the question, the values of each in that of the text.
     """
     rng = np.random.default_rng((seed, index))
     keys = distinct(rng, task.key_kind, words, task.keys)
     values = [distinct(rng, task.value_kind, words, task.values) for _ in keys]
     types = task.value_kind
+    pairs = [(i, v) for i, found in enumerate(values) for v in found]
+    pairs = [pairs[i] for i in np.random.default_rng(seed).permutation(len(pairs))]
     needle = [
-        wording.text("needle", types=types, type=_NOUNS[types], key=key, value=v)
-        for key, found in zip(keys, values, strict=True)
-        for v in found
+        wording.text("needle", types=types, type=_NOUNS[types], key=keys[i], value=v)
+        for i, v in pairs
     ]
-    needle = [needle[i] for i in np.random.default_rng(seed).permutation(len(needle))]
     depths = None if depth is None else [depth] * len(needle)
     context = _haystack(task, units, needle, depths, rng, words, wording, essay)
     asked = sorted(rng.choice(len(keys), task.queries, replace=False).tolist())
-    answers = [v for i in asked for v in values[i]]
+    answers = [v for i in asked for key, v in pairs if key == i]
     form = wording.raw("one" if len(answers) == 1 else "many")
     named = {"type": _NOUNS[types], "types": types, "keys": listed([keys[i] for i in asked])}
     return Draft(

@@ -29,6 +29,7 @@ class Draft:
     scorer: str
     max_tokens: int
     answer: str = ""  # a right continuation, for the likelihood of the answer
+    stop: tuple[str, ...] = ()  # what ends an answer
     tags: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -45,6 +46,7 @@ class Problem:
     scorer: str
     max_tokens: int
     tags: Mapping[str, Any]
+    stop: tuple[str, ...] = ()
 
     @property
     def prefix(self) -> tuple[int, ...]:
@@ -52,9 +54,10 @@ class Problem:
 
     @property
     def digest(self) -> str:
-        """Of the ids and of where the prefix ends: equal in two runs if the problem is."""
+        """Of the ids, of where the prefix ends and of what ends the answer: equal in two runs if
+        the problem is."""
         data = np.array([self.boundary, *self.prompt], np.int64).tobytes()
-        return hashlib.sha256(data).hexdigest()[:16]
+        return hashlib.sha256(data + repr(self.stop).encode()).hexdigest()[:16]
 
     def generating(self, max_tokens: int | None) -> Problem:
         """The same with another bound on the output; None changes nothing."""
@@ -120,6 +123,7 @@ class Encoder:
             scorer=draft.scorer,
             max_tokens=draft.max_tokens,
             tags=draft.tags,
+            stop=draft.stop,
         )
 
 
@@ -135,7 +139,9 @@ def largest_that_fits(make: Callable[[int], int], limit: int, least: int, most: 
             f"length: the shortest prompt has {shortest} tokens, the length asked for leaves "
             f"room for {limit}"
         )
-    low, high = least, most
+    low, high, step = least, most, 1
+    while high - step > low and make(high - step) > limit:  # most may be close
+        high, step = high - step - 1, 2 * step
     while low < high:
         middle = (low + high + 1) // 2
         if make(middle) <= limit:

@@ -113,7 +113,7 @@ class Ruler:
             units = most
             if not self._fits(make, units, index, room):
                 units = self._units(make, index, room, least, units)
-            yield replace(make(units, index), max_tokens=generated)
+            yield replace(make(units, index), max_tokens=generated, stop=self.wording.stop)
             made, index = made + 1, index + 1
 
     def _fits(self, make: Make, units: int, index: int, room: int) -> bool:

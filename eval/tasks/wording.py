@@ -2,7 +2,7 @@
 
 `ruler` follows the structure of the published prompts in our own words; `plain` is shorter and
 simpler, for small models. A folder of the user's holds any of the same files; those it lacks are
-taken from `ruler`.
+taken from `ruler`. `generation.json` may say what ends an answer ({"stop": ["\\n"]}).
 """
 
 from __future__ import annotations
@@ -24,6 +24,14 @@ class Wording:
         known = f"{', '.join(BUNDLED)} or an existing folder"
         require(folder.is_dir(), "wording", name, known)
         self._folders = (folder, FOLDER / "ruler")
+
+    @property
+    def stop(self) -> tuple[str, ...]:
+        """What ends an answer in this wording; nothing, unless its own folder says so."""
+        path = self._folders[0] / "generation.json"
+        if not path.is_file():
+            return ()
+        return tuple(Template(path, json.loads(path.read_text(encoding="utf-8"))).raw("stop"))
 
     def task(self, name: str) -> Template:
         for folder in self._folders:

@@ -2,7 +2,10 @@
 
 Everything follows the clock: phases, learning rate, and the end. A model's folder is usable after
 the first checkpoint, so that a kill loses at most the time since the last one. Of several models
-one is trained after the other, while the steps of the next are compiled.
+one is trained after the other, while the steps of the next are compiled. On two GPUs, side by side:
+
+    CUDA_VISIBLE_DEVICES=0 python -m jhybrid.demo.train ... --preset gdn --minutes 8 &
+    CUDA_VISIBLE_DEVICES=1 python -m jhybrid.demo.train ... --preset kda --minutes 8 &
 """
 
 from __future__ import annotations
@@ -268,7 +271,9 @@ def _train_and_measure(
     train(run, pool, out, clock, seed, log)
     log.write({"kind": "evaluation", "initial_horizons": run.initial_horizons})
     made = {key: sheet.result() for key, sheet in sheets.items()}
-    for name, value in evaluate(run.state.params, preset, Corpus.load(corpus), made, clock, seed):
+    for name, value in evaluate(
+        run.state.params, run.config, preset, Corpus.load(corpus), made, clock, seed
+    ):
         log.write({"kind": "evaluation", name: value, "seconds": round(clock.elapsed, 1)})
         write_card(out)
 

@@ -92,6 +92,7 @@ TRIALS: dict[str, TrialMaker] = {
 
 SKILLS = ("induction", "copying")
 
+MISSING = "left out: no time"  # stands for a measurement
 TEMPERATURE = 0.6  # of the samples
 PROMPTS = (  # (a user's message or None, text that the model continues)
     (None, "Once upon a time"),

@@ -72,12 +72,45 @@ def build_engine(args: argparse.Namespace) -> Engine:
     return create_engine(args.model, engine_config(args))
 
 
+@dataclass(frozen=True, eq=False)
+class LoadedModel:
+    """A model on its devices, without an engine. `config` is for its tensor parallel ranks;
+    `eos` are the tokens that end a text, `valid_vocab` how many tokens the tokenizer knows."""
+
+    name: str
+    config: ModelConfig
+    mesh: Mesh
+    dtype: Any
+    params: ModelParams
+    tokenizer: Any
+    eos: frozenset[int]
+    valid_vocab: int
+
+
+def load_model(name: str, engine: EngineConfig) -> LoadedModel:
+    """Only the flags of the model are read: tp, dtype and the compilation cache."""
+    model, mesh = find_model(name), make_mesh(engine.tp)
+    set_compilation_cache(engine.compilation_cache)
+    config, dtype = model.config.for_tensor_parallel(engine.tp), _dtype(engine, mesh)
+    tokenizer = _tokenizer(model.tokenizer_folder)
+    return LoadedModel(
+        name=model.name,
+        config=config,
+        mesh=mesh,
+        dtype=dtype,
+        params=_load(model, config, mesh, dtype),
+        tokenizer=tokenizer,
+        eos=_eos(model.tokenizer_folder, tokenizer),
+        valid_vocab=min(len(tokenizer), config.vocab_size),
+    )
+
+
 def create_engine(name: str, engine: EngineConfig, *, warm_up: bool = True) -> Engine:
     model = find_model(name)
     set_compilation_cache(engine.compilation_cache)
     config = model.config.for_tensor_parallel(engine.tp)
     mesh = make_mesh(engine.tp)
-    dtype = jnp.dtype(engine.dtype or _default_dtype(mesh))
+    dtype = _dtype(engine, mesh)
     given = engine.max_context is None or engine.max_context <= config.max_context
     require(given, "max_context", engine.max_context, f"at most the model's {config.max_context}")
     context = min(engine.max_context or DEFAULT_CONTEXT, config.max_context)
@@ -176,9 +209,10 @@ def versions() -> dict[str, str]:
     return found
 
 
-def _default_dtype(mesh: Mesh) -> str:
+def _dtype(engine: EngineConfig, mesh: Mesh) -> Any:
     """bfloat16 where the hardware multiplies it; the CPU is faster and exact in float32."""
-    return "float32" if mesh.devices.flat[0].platform == "cpu" else "bfloat16"
+    on_cpu = mesh.devices.flat[0].platform == "cpu"
+    return jnp.dtype(engine.dtype or ("float32" if on_cpu else "bfloat16"))
 
 
 def _load(model: Model, config: ModelConfig, mesh: Mesh, dtype: Any) -> ModelParams:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from jhybrid.batch import DenseBatch
-from jhybrid.demo import card, evaluate
+from jhybrid.demo import MODELS, card, evaluate
 from jhybrid.demo.batches import TASK_NAMES, BatchSpec, BatchStream, worker_pool
 from jhybrid.demo.clock import Clock, learning_rate
 from jhybrid.demo.export import rounded, write_model
@@ -35,13 +35,14 @@ from jhybrid.demo.optimize import (
     replicated,
 )
 from jhybrid.demo.presets import PRESETS, Preset
-from jhybrid.demo.score import ARMS, make_sheet
+from jhybrid.demo.score import ARMS, THRESHOLDS, make_sheet, score
 from jhybrid.demo.tokenizer import END_OF_TEXT
 from jhybrid.demo.trials import PROMPTS, SKILLS, TRIALS
+from jhybrid.hf_config import model_config, read_hf_config
 from jhybrid.models.specs import model_specs
 from jhybrid.params import count_bytes, count_params
 from jhybrid.sharding import make_mesh
-from jhybrid.weights import named
+from jhybrid.weights import load_hf_params, named
 
 LENGTH, ROWS = 64, 4
 VT_LINE = "| vt | 1024 | 1.0 | 0.9 | 0.0 | 0.9 |"
@@ -296,16 +297,34 @@ def test_card_is_written_from_the_log(preset: Preset, tmp_path: Path) -> None:
         assert shown in text
 
 
+@pytest.mark.parametrize("name", sorted(MODELS))
+def test_bundled_models_do_what_their_cards_say(name: str, tmp_path: Path) -> None:
+    folder, mesh = MODELS[name], make_mesh(1)
+    config = model_config(read_hf_config(folder))
+    log = [json.loads(x) for x in (folder / "train_log.jsonl").read_text().splitlines()]
+    assert (folder / "README.md").read_text() == card.card(read_hf_config(folder), log)
+    assert (folder / "model.safetensors").stat().st_size < 12e6
+    params = load_hf_params(folder, config, mesh, jnp.float32)
+    tasks = ("niah_single_1", "vt", "last_write")
+    sheets = {(task, 600): make_sheet(tmp_path, task, 600, 8) for task in tasks}
+    run = logits_fn(config, mesh, jnp.float32)
+    for task, _, arms in score(run, params, sheets):
+        assert arms["all"] >= THRESHOLDS[task], task
+        if task == "niah_single_1":
+            assert arms["without states"] >= 0.9 and arms["without keys"] <= 0.2
+
+
 def test_every_measurement_runs(preset: Preset, params, tmp_path: Path) -> None:
     from jhybrid.demo.corpus import Corpus
 
     story = "A cat sat on a mat. It saw a big dog. They ran away to the park and slept. " * 20
     for name in ("fiction", "essays", "tinystories"):
         (tmp_path / f"{name}.txt").write_text(story)
+    config = preset.architecture.model_config()
     few = dataclasses.replace(preset, trials=2, sample_bytes=4)
     corpus = Corpus.load(tmp_path)
     sheets = {("last_write", 512): make_sheet(tmp_path, "last_write", 512, 2)}
-    found = dict(evaluate.evaluate(params, few, corpus, sheets, Clock(600.0, 1.0), 0))
+    found = dict(evaluate.evaluate(params, config, few, corpus, sheets, Clock(600.0, 1.0), 0))
     assert {f"recall_{name}" for name in TRIALS} < set(found)
     assert not [name for name, value in found.items() if str(value).startswith("failed")]
     assert found["recall_one_number"]["trials"] == 2
@@ -313,5 +332,5 @@ def test_every_measurement_runs(preset: Preset, params, tmp_path: Path) -> None:
     assert set(found["benchmark"]["scores"]["last_write"]["512"]) == set(ARMS)
     assert len(found["samples"]) == len(PROMPTS)
     assert 4 < found["held_out_nats_per_byte"]["fiction"] < 8
-    late = dict(evaluate.evaluate(params, few, corpus, {}, Clock(0.0, 0.0), 0))
+    late = dict(evaluate.evaluate(params, config, few, corpus, {}, Clock(0.0, 0.0), 0))
     assert set(late.values()) == {card.MISSING}

@@ -16,8 +16,8 @@ from jhybrid.eval.arms import (
     random_family,
     with_reference,
 )
+from jhybrid.eval.outcome import Outcome, _figures
 from jhybrid.eval.probes import answer_nll, suffix_kl
-from jhybrid.eval.quality import Outcome, _figures
 
 
 def test_names_say_what_an_arm_is():
@@ -86,7 +86,8 @@ def _outcome(score: float, cached: int, kl: list[float], nll: float) -> Outcome:
         "recovery": "dense",
         "asked": "dense",
     }
-    return Outcome(score, [record, record], nll, kl)
+    mean = sum(kl) / len(kl) if kl else None
+    return Outcome(score, [record, record], nll, mean, dict(enumerate(kl, start=1)))
 
 
 def test_figures_are_paired_by_problem():

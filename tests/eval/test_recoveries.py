@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from jhybrid import LLM
+from jhybrid.engine.build import load_model
 from jhybrid.engine.config import EngineConfig
 from jhybrid.eval.arms import Arm, engine_flags, parse_arm
-from jhybrid.eval.probes import suffix_kl
+from jhybrid.eval.controlled.run import run_controlled
+from jhybrid.eval.probes import answer_nll, suffix_kl
 from jhybrid.eval.protocol import ArmRun, Protocol
 from jhybrid.eval.store import Record, Store
 from jhybrid.eval.tasks.problem import Encoder, Problem
@@ -81,3 +85,23 @@ def test_replaying_everything_is_dense_and_less_is_not(runs: dict[str, tuple[Rec
     assert kl(runs, "anchored") < 1e-6
     assert kl(runs, "tail-replay/0.1") > 1e-5
     assert kl(runs, "dasc-wr/64") < kl(runs, "dasc-nr/64")
+
+
+def test_controlled_runs_find_what_the_engine_does(
+    runs: dict[str, tuple[Record, Record]], tmp_path: Path
+):
+    engine = EngineConfig(max_running=2, max_prefill_tokens=512)
+    model = load_model("demo", engine)
+    encoder = Encoder(model.tokenizer)
+    problem, arms = _problem(encoder, 2), [parse_arm(name) for name in ARMS]
+    found = run_controlled(model, engine, encoder, arms, [problem], tmp_path)
+    for name, (probe, record) in runs.items():
+        own = found[name]["recall/2"]
+        assert own.score == record["score"], name
+        assert own.records[0]["replayed"] == record["replayed"], name
+        assert own.nll == pytest.approx(answer_nll(probe), abs=1e-3), name
+        # a lower bound, and 1 less a sum of float32 probabilities rounds at some 1e-6: the engine
+        # tells the best 20 tokens of a position only
+        theirs = suffix_kl(runs["dense"][0], probe)
+        for position, value in own.kl_at.items():
+            assert 0.8 * value - 5e-6 < theirs[position - 1] < 1.02 * value + 5e-6, name

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+import lzma
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from jhybrid.eval.report import write_report
+from jhybrid.eval.report.claims import claims, findings, sign_test
 from jhybrid.eval.report.frame import Frame, number, table, with_error
 from jhybrid.eval.report.summary import summary
-from jhybrid.eval.results import read_results
+from jhybrid.eval.results import Result, ResultsFile, read_results
 
 ORIGIN = {"commit": "abc", "versions": {"jax": "1"}, "device": "cpu", "command": "python -m x"}
 
@@ -103,6 +105,52 @@ def test_curves_are_drawn_over_their_parameter(tmp_path: Path):
     written = {path.name for path in tmp_path.glob("*.png")}
     assert {"replay-curve-score.png", "replay-curve-kl.png", "trace-serving.png"} <= written
     assert "trace-trade-off-replay-curve.png" in written
+
+
+def test_rules_say_what_holds_and_what_does_not():
+    arms = {"dasc-nr": (0.9, 0.02), "dasc-wr": (1.0, 0.001), "anchored": (1.0, 0.002),
+            "random": (0.8, 0.05), "inverse": (0.2, 0.5)}  # fmt: skip
+    records = [
+        record("retention-curve", f"vt/{length}", f"{arm}/64", metric, value)
+        for length in (1024, 2048)
+        for arm, values in arms.items()
+        for metric, value in zip(("score", "kl"), values, strict=True)
+    ]
+    records.append(record("retention-curve", "vt/2048", "dasc-nr/64", "score", 0.6))
+    records += [
+        record("intervention", "niah_single_1/1024", "baseline", "score", 1.0),
+        record("intervention", "niah_single_1/1024/depth-0", "baseline", "score", 0.0),
+        record("intervention", "niah_single_1/1024", "zero-linear", "score_delta", -0.3),
+    ]
+    found = {f.claim + ": " + f.rule.split(" ")[0]: f for f in findings(records)}
+    assert found["the model can: niah_single_1"].holds  # a depth is no case of its own
+    assert found["the model can: vt"].holds is None
+    needs = found["recall needs no state: zero-linear"]
+    assert not needs.holds and needs.found == "0 of 1; not niah_single_1/1024 0.300"
+    assert found["dasc beats random masks: score"].holds is False  # in one of two cells
+    assert "1 of 2 (sign test p 1.000), by -0.050" in found["dasc beats random masks: score"].found
+    assert sign_test(8, 0) == 2 / 2**8 and sign_test(5, 5) == 1.0
+    assert found["dasc beats random masks: KL"].holds and found["control: KL"].holds
+    assert found["refresh recovers: half"].holds
+    assert not found["anchored is no worse than refresh: KL"].holds
+    assert "| q | the model can | vt >= 0.9 | not measured | - |" in claims({"q": records})
+
+
+def test_results_are_read_packed_and_written_once(tmp_path: Path):
+    whole = json.dumps(record("math", "c", "dense", "score", 0.5)) + "\n"
+    (tmp_path / "results.jsonl").write_text(whole + whole[:30])  # killed in a write
+    file = ResultsFile(tmp_path)
+    for _ in range(2):
+        file.append(Result("math", "d", "dense", "score", 0.25, "score", 2))
+    lines = (tmp_path / "results.jsonl").read_text().splitlines()
+    assert lines[0] == whole.strip() and len(lines) == 2
+    assert [r["value"] for r in read_results(tmp_path)] == [0.5, 0.25]
+    packed = tmp_path / "packed"
+    packed.mkdir()
+    (packed / "results.jsonl.xz").write_bytes(lzma.compress(whole.encode()))
+    assert [r["value"] for r in read_results(packed)] == [0.5]
+    with pytest.raises(FileNotFoundError, match="results.jsonl"):
+        read_results(tmp_path / "nowhere")
 
 
 def test_the_last_record_of_a_key_counts(tmp_path: Path):

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 
 from jhybrid.eval.__main__ import SUITES, main
+from jhybrid.eval.arms import MASK_SEEDS
 from jhybrid.eval.results import read_results
+from jhybrid.eval.suites import controlled
 from tests.eval.data_files import write_data
 
 ROOT = Path(__file__).parents[2]
+CACHE = str(ROOT / "build" / "xla")
 ENGINE = [
     *("demo", "--max-running", "2", "--max-prefill-tokens", "64", "--state-memory", "16MiB"),
-    *("--kv-memory", "16MiB", "--compilation-cache", str(ROOT / "build" / "xla")),
+    *("--kv-memory", "16MiB", "--compilation-cache", CACHE),
 ]
 QUALITY = ["--wording", "plain", "--max-context", "4096", "--max-new-tokens", "4"]
 RULER = ["--lengths", "700", "--samples", "1"]
@@ -36,7 +40,7 @@ def run(suite: str, out: Path, *flags: str | Path) -> dict[tuple[str, str, str],
 
 
 def test_ruler(data: Path, tmp_path: Path):
-    tasks = "niah_single_1,niah_multikey_1,niah_multiquery,vt,cwe,fwe,qa_1,last_write,kth_item"
+    tasks = "niah_multikey_1,cwe,qa_1,kth_item"
     arms = ["--data", data, "--arms", "dense,zero", "--replays", "2", "--tasks", tasks]
     found = run("ruler", tmp_path, *QUALITY, *RULER, *arms)
     for task in tasks.split(","):
@@ -45,7 +49,7 @@ def test_ruler(data: Path, tmp_path: Path):
         assert 0 <= found[case, "zero", "score"] <= 1
         assert found[case, "zero", "kl"] > 1e-4
     text = (tmp_path / "summary.md").read_text()
-    assert "| arm | length | niah_single_1 |" in text and "| Avg |" in text
+    assert "| arm | length | niah_multikey_1 |" in text and "| Avg |" in text
     before = (tmp_path / "outputs.jsonl").read_text()
     run("ruler", tmp_path, *QUALITY, *RULER, *arms)
     assert (tmp_path / "outputs.jsonl").read_text() == before  # all was there
@@ -81,41 +85,47 @@ def test_math(data: Path, tmp_path: Path):
                                         "imo", "imo/gradable"}  # fmt: skip
 
 
-def test_intervention(tmp_path: Path):
-    flags = ["--lengths", "600", "--samples", "1", "--depths", "0,100"]
-    found = run("intervention", tmp_path, *QUALITY, *flags, "--max-new-tokens", "9")
-    case = "niah_single_1/600"
-    assert found[case, "baseline", "score"] == 1
-    assert found[case, "zero-full-kv", "score"] == found[case, "zero-both", "score"] == 0
-    assert found[case, "zero-linear", "kl"] > 0 < found[case, "zero-full-kv", "nll_delta"]
-    assert "depth-100" in (tmp_path / "summary.md").read_text()
-    assert (tmp_path / "intervention-score.png").stat().st_size > 1000
-
-
-def test_retention_curve(tmp_path: Path):
-    arms = "random-1234/{},random-2027/{},inverse/{},full/{},horizon/{},dasc-nr/512"
-    flags = ["--tasks", "last_write", "--arms", arms, "--curve-windows", "16,512"]
-    found = run("retention-curve", tmp_path, *QUALITY, *RULER, *flags)
-    case = "last_write/700"
-    assert found[case, "full/16", "kl"] == 0
-    assert found[case, "inverse/512", "kl"] > 0
-    nr, mask = (found[case, arm, "kl"] for arm in ("dasc-nr/512", "horizon/512"))
-    assert nr == pytest.approx(mask, abs=1e-6) and nr > 0
-    assert found[case, "dasc-nr/512", "as_asked"] == 1
-    masks = [found[case, f"random-{seed}/512", "kl"] for seed in (1234, 2027)]
-    assert found[case, "random/512", "kl"] == pytest.approx(sum(masks) / 2)
-    assert found[case, "random/512", "kl_sd"] == pytest.approx(abs(masks[0] - masks[1]) / 2**0.5)
-    assert (tmp_path / "retention-curve-kl.png").stat().st_size > 1000
-
-
-def test_replay_curve(tmp_path: Path):
-    flags = ["--tasks", "niah_single_1", "--arms", "tail-replay/{}", "--curve-ratios", "0.1,1"]
-    found = run("replay-curve", tmp_path, *QUALITY, *RULER, *flags)
-    case = "niah_single_1/700"
-    assert found[case, "off", "score_delta"] == 0 and found[case, "off", "hit"] == 0
-    assert found[case, "tail-replay/1", "kl"] < 1e-5
-    assert found[case, "zero", "kl"] > found[case, "tail-replay/0.1", "kl"] > 1e-5
-    assert (tmp_path / "replay-curve-score.png").stat().st_size > 1000
+def test_quality(data: Path, tmp_path: Path):
+    """All three controlled suites and the horizons, from one set of problems."""
+    main([
+        "quality", "demo", "--out", str(tmp_path), "--data", str(data), "--wording", "plain",
+        "--max-running", "4", "--max-prefill-tokens", "1024", "--compilation-cache", CACHE,
+        "--lengths", "512", "--samples", "2", "--depths", "0,100", "--max-new-tokens", "9",
+        "--tasks", "niah_single_1,last_write", "--curve-windows", "256",
+        "--curve-ratios", "0.1,1", "--prefixes", "1",
+    ])  # fmt: skip
+    found = {(r["suite"], r["case"], r["arm"], r["metric"]): r["value"] for r in
+             read_results(tmp_path)}  # fmt: skip
+    table, needle, writes = "intervention", "niah_single_1/512", "last_write/512"
+    assert found[table, f"{needle}/depth-100", "baseline", "score"] == 1
+    for arm in ("zero-full-kv", "mask-full-kv", "zero-both", "mask-both"):
+        assert found[table, needle, arm, "score"] == 0
+    assert found[table, needle, "zero-linear", "kl"] > 0
+    curve = "retention-curve"
+    for case in (needle, writes):
+        kl = {arm: found[curve, case, arm, "kl"] for s, c, arm, m in found
+              if (s, c, m) == (curve, case, "kl")}  # fmt: skip
+        controls = kl["random/256"], kl["inverse/256"]
+        assert 0 <= kl["dasc-wr/256"] <= kl["dasc-nr/256"] < min(controls)
+        masks = [kl[f"random-{seed}/256"] for seed in MASK_SEEDS]
+        assert kl["random/256"] == pytest.approx(sum(masks) / 5)
+        assert found[curve, case, "random/256", "kl_sd"] > 0
+        replay = {arm: found["replay-curve", case, arm, "kl"] for arm in
+                  ("off", "zero", "tail-replay/0.1", "tail-replay/1")}  # fmt: skip
+        assert replay["tail-replay/1"] < 1e-5 and replay["off"] < 1e-5
+        assert replay["zero"] > replay["tail-replay/0.1"] > 1e-5
+    assert found["horizons", "demo", "H_s, H_e", "median"] > 0.5
+    text = (tmp_path / "summary.md").read_text()
+    assert "depth-100" in text and "| arm | length | niah_single_1 |" in text
+    for name in ("intervention-score", "retention-curve-kl", "replay-curve-score"):
+        assert (tmp_path / f"{name}.png").stat().st_size > 1000
+    main(["report", str(tmp_path), "--out", str(tmp_path / "both")])
+    findings = (tmp_path / "both" / "models.md").read_text()
+    assert re.search(
+        r"recall needs KV \| zero-full-kv <= 0.05 on needles \| 1 of 1 \| yes", findings
+    )
+    assert re.search(r"all of it is exact \|[^|]*\| 2 of 2 \| yes", findings)
+    assert "vt >= 0.9 | not measured | -" in findings
 
 
 def test_horizons(data: Path, tmp_path: Path):
@@ -151,6 +161,7 @@ def test_trace(tmp_path: Path):
 
 def test_every_suite_is_tried_here_or_needs_a_gpu():
     tried = {name.removeprefix("test_").replace("_", "-") for name in globals()}
+    tried |= {"report", *(part.name for part in controlled.SUITES["quality"].parts)}
     elsewhere = {"kernels", "model", "profile", "ttft", "retention-load", "checkpoint-moves"}
     elsewhere |= {"engine-moves"}
     assert set(SUITES) - elsewhere <= tried

@@ -1,0 +1,51 @@
+"""Measures what a training run had no time for, and writes the card again.
+
+    python -m jhybrid.demo.complete FOLDER --corpus DIR
+
+Appends to the folder's train_log.jsonl. On two cores of a CPU the samples take some minutes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+
+from ..hf_config import model_config, read_hf_config
+from ..sharding import make_mesh
+from ..weights import load_hf_params
+from .card import write_card
+from .clock import Clock
+from .corpus import Corpus
+from .evaluate import evaluate
+from .presets import PRESETS
+from .trials import MISSING
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="jhybrid.demo.complete", description=__doc__)
+    parser.add_argument("folder", type=Path, help="of the model")
+    parser.add_argument("--corpus", type=Path, required=True, help="folder with the three texts")
+    args = parser.parse_args(arguments)
+    path = args.folder / "train_log.jsonl"
+    log = [json.loads(line) for line in path.read_text().splitlines()]
+    start = next(record for record in log if record["kind"] == "start")
+    results = [record for record in log if record["kind"] == "evaluation"]
+    missing = {name for record in results for name, value in record.items() if value == MISSING}
+    config = model_config(read_hf_config(args.folder))
+    params = load_hf_params(args.folder, config, make_mesh(1), jnp.float32)
+    preset, clock = PRESETS[start["preset"]], Clock(float("inf"), 0)
+    corpus = Corpus.load(args.corpus)
+    where = jax.devices()[0].device_kind
+    for name, value in evaluate(params, config, preset, corpus, {}, clock, start["seed"], missing):
+        with path.open("a") as file:
+            record = {"kind": "evaluation", name: value, "device": where}
+            file.write(json.dumps(record) + "\n")
+    write_card(args.folder)
+
+
+if __name__ == "__main__":
+    main()
