@@ -11,7 +11,7 @@ import numpy as np
 
 from jhybrid.config import ModelConfig
 from jhybrid.hf_config import model_config, read_hf_config
-from jhybrid.models.hybrid import model_specs
+from jhybrid.models.specs import model_specs
 from jhybrid.params import ParamSpec
 from jhybrid.weights import named
 

@@ -10,7 +10,7 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from jhybrid.hf_config import HfConfig, model_config
-from jhybrid.models.hybrid import ModelParams, model_specs
+from jhybrid.models.specs import ModelParams, model_specs
 from jhybrid.weights import named
 
 from . import mapping

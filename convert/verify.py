@@ -14,15 +14,9 @@ from jax.sharding import Mesh
 from jhybrid.batch import DenseBatch
 from jhybrid.config import ModelConfig
 from jhybrid.hf_config import model_config, read_hf_config
-from jhybrid.models.hybrid import (
-    REPLICATED,
-    ModelParams,
-    forward,
-    logits,
-    model_partition,
-    sharded,
-)
-from jhybrid.sharding import make_mesh
+from jhybrid.models.hybrid import forward, logits
+from jhybrid.models.specs import ModelParams, model_partition
+from jhybrid.sharding import REPLICATED, make_mesh, sharded
 from jhybrid.weights import load_params, read_manifest
 
 TOLERANCE = 2e-4  # of the largest logit

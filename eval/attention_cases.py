@@ -10,8 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jhybrid.models.hybrid import REPLICATED, sharded
-from jhybrid.sharding import make_mesh
+from jhybrid.sharding import REPLICATED, make_mesh, sharded
 from pallas_kernels import decode_paged_attention, ragged_paged_attention
 from pallas_kernels.arg_specs import ATTENTION_SHAPES, AttentionShape
 from pallas_kernels.paged_attention import api

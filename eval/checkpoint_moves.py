@@ -17,14 +17,14 @@ import numpy as np
 from jax.sharding import PartitionSpec
 
 from jhybrid.engine.build import find_model
-from jhybrid.models.hybrid import cache_specs, model_specs, sharded
+from jhybrid.models.specs import cache_specs, model_specs
 from jhybrid.params import init_params, map_specs
 from jhybrid.retention.horizon import is_decay, static_horizons
 from jhybrid.retention.movers import compressed_specs, load, store
 from jhybrid.retention.prepare import prepare
 from jhybrid.retention.ratios import CheckpointDtype
 from jhybrid.retention.selection import select
-from jhybrid.sharding import make_mesh
+from jhybrid.sharding import make_mesh, sharded
 from pallas_kernels.ragged import or_outside
 
 from .device_time import REPEAT, Loop, copy_rate

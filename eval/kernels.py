@@ -24,7 +24,8 @@ from .attention_cases import AttentionCase, attention_cases, tiny_attention_case
 from .device_time import REPEAT, Loop, copy_rate, matrix_rate
 from .kernel_cases import Data, KernelCase, delta_rule_cases, relative_rms, tiny_cases
 from .kernel_variants import variants
-from .op_cases import OpCase, op_cases, tiny_op_cases
+from .op_case import OpCase
+from .op_cases import op_cases, tiny_op_cases
 from .product_cases import product_cases, tiny_product_cases
 from .results import Result, ResultsFile
 from .variant import Variant

@@ -2,96 +2,25 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from pallas_kernels import causal_conv1d, grouped_matmul, ragged_pack
+from pallas_kernels import causal_conv1d, ragged_pack
 from pallas_kernels.causal_conv1d import decode as conv_decode
 from pallas_kernels.causal_conv1d import prefill as conv_prefill
 from pallas_kernels.causal_conv1d.tuning import ConvTuning
-from pallas_kernels.grouped_matmul import kernel as matmul_kernel
-from pallas_kernels.grouped_matmul.tuning import MatmulTuning
 from pallas_kernels.ragged import NO_SLOT, Segments
 from pallas_kernels.ragged_pack import PackedStates
 from pallas_kernels.ragged_pack import kernel as pack_kernel
 from pallas_kernels.ragged_pack.kernel import PackTuning
 
-from .device_time import Loop
-from .kernel_cases import relative_rms
-from .variant import Variant
-
-
-class OpCase(ABC):
-    """One op at one size. `sets` are inputs to rotate over; `state` is what a call updates."""
-
-    bound: ClassVar[float] = 5e-3  # relative RMS
-    operations: int = 0
-
-    @property
-    @abstractmethod
-    def name(self) -> str: ...
-
-    @property
-    @abstractmethod
-    def floor_bytes(self) -> int:
-        """Every input that counts read once, every result written once."""
-
-    @abstractmethod
-    def sets(self) -> list[Any]: ...
-
-    @abstractmethod
-    def state(self) -> Any: ...
-
-    @abstractmethod
-    def step(self, state: Any, inputs: Any, **options: Any) -> tuple[Any, Any]:
-        """(outputs, state) by `implementation`, or by `tuning` from the kernel itself."""
-
-    @abstractmethod
-    def tunings(self) -> list[Any]:
-        """Worth timing, the default first."""
-
-    def floor_seconds(self, copy_rate: float, matrix_rate: float) -> float:
-        return max(self.floor_bytes / copy_rate, self.operations / matrix_rate)
-
-    def expected(self, state: Any, inputs: Any) -> tuple[Any, Any]:
-        return self.step(state, inputs, implementation="xla")
-
-    def compared(self, results: Any) -> Any:
-        return results
-
-    def check(self, interpret: bool) -> float:
-        """The largest relative RMS over the results, against the XLA form."""
-        inputs, state = self.sets()[0], self.state()
-        options = {"implementation": "pallas", "interpret": interpret}
-        found = self.compared(jax.jit(lambda c, x: self.step(c, x, **options))(state, inputs))
-        expected = self.compared(jax.jit(self.expected)(state, inputs))
-        pairs = zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True)
-        return max(relative_rms(a, b) for a, b in pairs)
-
-    def loop(self, arm: str, expected: float, interpret: bool) -> Loop | None:
-        """None where the arm does not serve the case."""
-        if arm not in ("pallas", "xla"):
-            return None
-        return self._loop(expected, implementation=arm, interpret=interpret and arm == "pallas")
-
-    def _loop(self, expected: float, **options: Any) -> Loop:
-        return Loop(lambda c, x: self.step(c, x, **options), self.sets(), self.state(), expected)
-
-    def variants(self, interpret: bool) -> list[Variant]:
-        expected = 2 * self.floor_seconds(4e12, 7e14)
-        tunings = list(dict.fromkeys(self.tunings()))
-
-        def make(tuning: Any) -> Callable[[], Loop]:
-            return lambda: self._loop(expected, tuning=tuning, interpret=interpret)
-
-        return [Variant("op", t, tunings[0], make(t)) for t in tunings[: 2 if interpret else None]]
+from .experts_case import ExpertsCase
+from .op_case import OpCase
 
 
 @dataclass(frozen=True)
@@ -246,114 +175,6 @@ class ConvCase(OpCase):
         blocks, cuts = ((256, 1), (128, 1)), ((64, 8), (128, 8), (64, 4), (64, 16))
         sizes = [(*block, *cut) for block in blocks for cut in cuts]
         return [ConvTuning(), *(ConvTuning(*size) for size in sizes)]
-
-
-@dataclass(frozen=True)
-class ExpertsCase(OpCase):
-    """One of the two products of an expert layer; the default is Qwen3.5-35B-A3B's."""
-
-    product: Literal["gate_up", "down"]
-    tokens: int
-    hidden: int = 2048
-    inner: int = 512
-    experts: int = 256
-    chosen: int = 8
-
-    @property
-    def name(self) -> str:
-        sizes = f"{self.chosen}of{self.experts}x{self.inner}x{self.hidden}"
-        return f"experts_{self.product}/{sizes}/{self.tokens}"
-
-    @property
-    def _widths(self) -> tuple[int, int, int]:
-        """(inputs, rows of a matrix, results)"""
-        if self.product == "gate_up":
-            return self.hidden, 2 * self.inner, self.inner
-        return self.inner, self.hidden, self.hidden
-
-    @property
-    def count(self) -> int:
-        return self.tokens * self.chosen
-
-    @property
-    def operations(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
-        width, rows, _ = self._widths
-        return 2 * self.count * width * rows
-
-    @property
-    def floor_bytes(self) -> int:
-        width, rows, results = self._widths
-        used = np.mean([np.count_nonzero(self._routed(n)[0]) for n in range(self._rotated)])
-        read = self.tokens if self.product == "gate_up" else self.count
-        return int(2 * (used * rows * width + read * width + self.count * results))
-
-    @property
-    def _rotated(self) -> int:
-        return 2 if self.tokens > 256 else 8
-
-    def _routed(self, seed: int) -> tuple[np.ndarray, np.ndarray]:
-        """Rows of each expert, and the token of each row."""
-        rng = np.random.default_rng(seed)
-        scores = rng.random((self.tokens, self.experts))
-        flat = np.argpartition(scores, self.chosen)[:, : self.chosen].ravel()
-        sizes = np.bincount(flat, minlength=self.experts)
-        return sizes.astype(np.int32), np.argsort(flat, kind="stable").astype(np.int32)
-
-    def sets(self) -> list[Any]:
-        width, rows, _ = self._widths
-        shape = (self.experts, rows, width)
-        if self.product == "gate_up":
-            shape = (self.experts, 2, self.inner, width)
-        w = jax.random.normal(jax.random.key(99), shape, jnp.bfloat16) * width**-0.5
-        w = w.astype(jnp.bfloat16)  # one copy, for every set
-        out = []
-        for seed in range(self._rotated):
-            sizes, order = map(jnp.asarray, self._routed(seed))
-            source = order // self.chosen if self.product == "gate_up" else None
-            given = self.count if source is None else self.tokens
-            x = jax.random.normal(jax.random.key(seed), (given, width), jnp.bfloat16)
-            out.append((x, w, sizes, source))
-        return out
-
-    def state(self) -> Any:
-        return ()
-
-    def step(self, state: Any, inputs: Any, **options: Any) -> tuple[Any, Any]:
-        x, w, sizes, source = inputs
-        op: Any = matmul_kernel.grouped_matmul if "tuning" in options else grouped_matmul
-        combine = _swiglu if self.product == "gate_up" else None
-        options.setdefault("dtype", jnp.bfloat16)
-        return op(x, w, sizes, rows=source, combine=combine, **options), state
-
-    def expected(self, state: Any, inputs: Any) -> tuple[Any, Any]:
-        return self.step(state, inputs, implementation="xla", dtype=jnp.float32)
-
-    def tunings(self) -> list[Any]:
-        default = MatmulTuning.default(self.count, self.experts, jnp.bfloat16)
-        if self.count > 8 * self.experts:
-            sizes: Any = (
-                (128, 128, 64, 4, 3, True),  # two programs a multiprocessor
-                (128, 128, 64, 8, 3, True),
-                (128, 256, 32, 8, 4, True),
-                (128, 256, 64, 8, 4, True),
-                (128, 256, 64, 8, 3),
-                (64, 256, 32, 4, 4),
-            )
-        else:
-            sizes = (
-                (16, 32, 128, 4, 4),
-                (16, 32, 256, 4, 4),
-                (16, 64, 256, 4, 3),
-                (16, 64, 128, 8, 4),
-                (16, 128, 64, 4, 4),
-                (16, 128, 128, 8, 4),
-                (16, 64, 128, 4, 6),
-            )
-        return [default, *(MatmulTuning(*size) for size in sizes)]
-
-
-def _swiglu(gate: Array, up: Array) -> Array:
-    return jax.nn.silu(gate) * up
 
 
 def op_cases() -> list[OpCase]:

@@ -14,7 +14,7 @@ from pallas_kernels import Product, skinny_matmuls
 from pallas_kernels.skinny_matmul import kernel
 from pallas_kernels.skinny_matmul.kernel import MAX_VECTOR_ROWS, SkinnyTuning
 
-from .op_cases import OpCase
+from .op_case import OpCase
 
 CACHED = 2 * 60_000_000  # bytes that a round of sets must exceed, so that none is read from cache
 EPS = 1e-6

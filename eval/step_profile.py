@@ -24,6 +24,7 @@ import numpy as np
 from jhybrid.config import require
 from jhybrid.engine.arguments import add_engine_arguments
 from jhybrid.engine.build import create_engine, engine_config
+from jhybrid.engine.empty_batches import empty_decode, empty_prefill
 from jhybrid.engine.model_runner import ModelRunner
 from jhybrid.engine.sampler import SampleMode
 
@@ -105,7 +106,7 @@ def make_call(runner: ModelRunner, step: Step) -> Call:
 
 def _prefill_call(runner: ModelRunner, step: Step, tables: np.ndarray) -> Call:
     whole = step.context == 0 and runner.prefers_whole_prompt(step.size)
-    batch: Any = runner.empty_prefill(step.size, 2, whole_prompt=whole)
+    batch: Any = empty_prefill(runner, step.size, 2, whole_prompt=whole)
     rng = np.random.default_rng(0)
     batch.token_ids[:] = rng.integers(0, min(256, runner.vocab), step.size)
     batch.positions[:] = step.context + np.arange(step.size)
@@ -116,7 +117,7 @@ def _prefill_call(runner: ModelRunner, step: Step, tables: np.ndarray) -> Call:
     batch.segments.store[0] = 0
     args = (runner.params, runner.caches, batch)
     return Call(
-        lambda: runner.prepare("prefill", (step.size, 2, int(whole)), args),
+        lambda: runner.programs.prepare("prefill", (step.size, 2, int(whole)), args),
         lambda: runner.prefill(batch),
     )
 
@@ -124,7 +125,7 @@ def _prefill_call(runner: ModelRunner, step: Step, tables: np.ndarray) -> Call:
 def _decode_call(runner: ModelRunner, step: Step, tables: np.ndarray) -> Call:
     page, offset = divmod(step.context, runner.page_size)
     size = (max(2, step.size),)
-    batch: Any = runner.empty_decode(size[0])
+    batch: Any = empty_decode(runner, size[0])
     rows = np.full(size, -1, np.int32)
     rows[: step.size] = np.arange(step.size)
     batch.positions[: step.size] = step.context
@@ -135,8 +136,8 @@ def _decode_call(runner: ModelRunner, step: Step, tables: np.ndarray) -> Call:
     drawn = (runner.params, runner.rows, runner.hidden_shape(size[0]), rows)
 
     def compile_both() -> None:
-        runner.prepare("decode", size, args)
-        runner.prepare(f"draw-{GREEDY.name}", size, drawn)
+        runner.programs.prepare("decode", size, args)
+        runner.programs.prepare(f"draw-{GREEDY.name}", size, drawn)
 
     return Call(compile_both, lambda: runner.draw(runner.decode(rows, batch), rows, GREEDY))
 

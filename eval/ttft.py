@@ -31,6 +31,7 @@ from jhybrid.engine.request import (
     RecoveryName,
     SamplingParams,
 )
+from jhybrid.engine.warm_up import warm_up
 
 from .results import Result, ResultsFile
 from .ttft_report import write_report
@@ -127,7 +128,7 @@ def compile_large(runner: ModelRunner, suffix: int) -> None:
     def needed(name: str, size: tuple[int, ...]) -> bool:
         return name == "replay" or (name == "prefill" and size[0] in used)
 
-    for _ in runner.warm_up(needed):
+    for _ in warm_up(runner, needed):
         pass
 
 

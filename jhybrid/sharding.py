@@ -1,4 +1,4 @@
-"""One table from logical axis to mesh axis, and the mesh.
+"""One table from logical axis to mesh axis, the mesh, and functions over it.
 
 The forward pass runs inside one `shard_map` over the axis `tp`: layers see their local heads,
 derive every count from the shapes of their parameters, and reduce explicitly.
@@ -6,6 +6,7 @@ derive every count from the shapes of their parameters, and reduce explicitly.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -13,6 +14,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 AXIS = "tp"
+REPLICATED = PartitionSpec()
 
 # Logical axes that are cut over `tp`; every other axis is whole on every rank.
 SHARDED_AXES = frozenset({"vocab", "heads", "kv_heads", "key_heads", "value_heads", "ffn"})
@@ -33,3 +35,10 @@ def partition_spec(axes: tuple[str | None, ...]) -> PartitionSpec:
 
 def named_sharding(mesh: Mesh, axes: tuple[str | None, ...]) -> NamedSharding:
     return NamedSharding(mesh, partition_spec(axes))
+
+
+def sharded(
+    fn: Callable[..., Any], mesh: Mesh, in_specs: Any, out_specs: Any
+) -> Callable[..., Any]:
+    """`fn` over local shards. Collectives make its unsharded results equal on every rank."""
+    return jax.shard_map(fn, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)

@@ -19,7 +19,7 @@ import orbax.checkpoint as ocp
 from jax.sharding import Mesh, NamedSharding
 
 from .config import ModelConfig
-from .models.hybrid import ModelParams, model_specs
+from .models.specs import ModelParams, model_specs
 from .params import ParamSpec, count_params, is_spec
 from .sharding import AXIS, named_sharding, partition_spec
 

@@ -7,7 +7,7 @@ from jax.sharding import Mesh
 
 from jhybrid.config import ModelConfig
 from jhybrid.convert.verify import dense_logits
-from jhybrid.models.hybrid import ModelParams
+from jhybrid.models.specs import ModelParams
 
 
 def assert_greedy(

@@ -14,19 +14,11 @@ from jax.sharding import Mesh
 
 from jhybrid.batch import Caches, DecodeBatch, PrefillBatch
 from jhybrid.config import ModelConfig
-from jhybrid.engine.model_runner import CPU_OPTIONS
-from jhybrid.models.hybrid import (
-    REPLICATED,
-    ModelParams,
-    cache_partition,
-    cache_specs,
-    forward,
-    logits,
-    model_partition,
-    sharded,
-)
+from jhybrid.engine.programs import CPU_OPTIONS
+from jhybrid.models.hybrid import forward, logits
+from jhybrid.models.specs import ModelParams, cache_partition, cache_specs, model_partition
 from jhybrid.params import map_specs
-from jhybrid.sharding import named_sharding
+from jhybrid.sharding import REPLICATED, named_sharding, sharded
 from pallas_kernels import NO_SLOT, Segments
 
 PAGE, SLOT = 8, 1

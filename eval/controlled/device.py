@@ -18,20 +18,13 @@ from jaxtyping import Bool, Float, Int32
 from jhybrid.batch import Caches, DecodeBatch, PrefillBatch, ReplayBatch
 from jhybrid.config import ModelConfig
 from jhybrid.engine.build import LoadedModel
-from jhybrid.engine.model_runner import CPU_OPTIONS
+from jhybrid.engine.programs import CPU_OPTIONS
 from jhybrid.models.groups import groups
-from jhybrid.models.hybrid import (
-    REPLICATED,
-    ModelParams,
-    cache_partition,
-    cache_specs,
-    forward,
-    logits,
-    model_partition,
-    sharded,
-)
+from jhybrid.models.hybrid import forward, logits
 from jhybrid.models.replay import replay
+from jhybrid.models.specs import ModelParams, cache_partition, cache_specs, model_partition
 from jhybrid.params import map_specs, shardings
+from jhybrid.sharding import REPLICATED, sharded
 from pallas_kernels import NO_SLOT
 from pallas_kernels.ragged_pack.reference import quantise
 

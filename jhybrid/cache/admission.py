@@ -1,17 +1,11 @@
-"""What a running request holds of the cache, and what the cache reports."""
+"""What a running request holds of the cache."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable
 from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import NDArray
-
-from jhybrid.cache.allocator import PoolCounts
 from jhybrid.cache.offload import Load, StateLoad
-from jhybrid.cache.radix_node import Checkpoint, Lock, Node, PageIds, Refusal
+from jhybrid.cache.radix_node import Checkpoint, Lock, PageIds, Refusal
 
 
 @dataclass(eq=False)
@@ -44,22 +38,6 @@ class Admission:
         self.state_depth = depth
 
 
-def count_held(
-    leases: Iterable[Admission], pages: int
-) -> tuple[NDArray[np.int64], Counter[Node], Counter[Node]]:
-    """References on each page, locks on the KV and on the state of each node, by leases alone."""
-    refs = np.zeros(pages, np.int64)
-    locks: Counter[Node] = Counter()
-    state_locks: Counter[Node] = Counter()
-    for lease in leases:
-        held = [*lease.page_table, *(src for src, _ in lease.page_copies)]
-        np.add.at(refs, np.asarray(held, np.intp), 1)
-        locks[lease.lock.node] += 1
-        if lease.lock.checkpoint_node is not None:
-            state_locks[lease.lock.checkpoint_node] += 1
-    return refs, locks, state_locks
-
-
 @dataclass(frozen=True)
 class Commit:
     """Tokens [0, duplicate) were in the tree already, `new` ones follow.
@@ -70,12 +48,3 @@ class Commit:
     new: int
     duplicate: int
     refused: Refusal | None
-
-
-@dataclass(frozen=True)
-class CacheStats:
-    """Owners by pool, how many pages and checkpoints had to make room, and demotions by outcome."""
-
-    pools: dict[str, PoolCounts]
-    evictions: dict[str, int]
-    demotions: dict[str, int]

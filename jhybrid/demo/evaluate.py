@@ -13,7 +13,7 @@ from jax import Array, lax
 
 from ..batch import DenseBatch
 from ..config import ModelConfig
-from ..models.hybrid import ModelParams
+from ..models.specs import ModelParams
 from ..sharding import make_mesh
 from .batches import TASKS
 from .clock import Clock

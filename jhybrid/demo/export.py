@@ -14,7 +14,7 @@ from ..config import ModelConfig
 from ..convert.checkpoint import SINGLE
 from ..convert.export import export_hf
 from ..hf_config import model_config
-from ..models.hybrid import ModelParams
+from ..models.specs import ModelParams
 from .model import cast
 
 

@@ -21,17 +21,10 @@ from ..layers.delta_rule import gate_activation
 from ..layers.gated_delta_net import GatedDeltaNetParams, gated_delta_net_inputs
 from ..layers.kimi_delta_attention import KimiDeltaAttentionParams, kimi_delta_attention_inputs
 from ..layers.norm import Normed
-from ..models.hybrid import (
-    REPLICATED,
-    LinearMixer,
-    ModelParams,
-    decoder_layer,
-    logits,
-    model_partition,
-    model_specs,
-    sharded,
-)
+from ..models.hybrid import decoder_layer, logits
+from ..models.specs import LinearMixer, ModelParams, model_partition, model_specs
 from ..params import ParamSpec, map_specs
+from ..sharding import REPLICATED, sharded
 from .wording import Rng
 
 HORIZONS = (4.0, 4096.0)  # tokens; spread log-uniformly over the units of each layer at the start

@@ -14,7 +14,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from ..batch import DenseBatch
 from ..config import ModelConfig
-from ..models.hybrid import ModelParams, model_specs
+from ..models.specs import ModelParams, model_specs
 from ..params import is_spec, map_specs
 from .batches import TASK_NAMES
 from .model import logits_fn

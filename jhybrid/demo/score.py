@@ -23,7 +23,7 @@ from ..eval.tasks.problem import Draft, Encoder
 from ..eval.tasks.ruler import Ruler
 from ..eval.tasks.wording import Wording
 from ..eval.tasks.words import load_words
-from ..models.hybrid import ModelParams
+from ..models.specs import ModelParams
 from .tokenizer import END_OF_TEXT
 
 THRESHOLDS = {

@@ -26,7 +26,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from ..models.hybrid import model_specs
+from ..models.specs import model_specs
 from ..params import count_params
 from ..sharding import make_mesh
 from ..weights import load_hf_params

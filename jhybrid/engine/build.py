@@ -21,7 +21,7 @@ from ..cache.cache_manager import CacheManager
 from ..config import ModelConfig, require
 from ..demo import MODEL_FOLDER, MODELS
 from ..hf_config import model_config, read_hf_config
-from ..models.hybrid import ModelParams, model_specs
+from ..models.specs import ModelParams, model_specs
 from ..params import init_params
 from ..presets import preset
 from ..sharding import make_mesh
@@ -33,6 +33,7 @@ from .config import EngineConfig
 from .engine import Engine
 from .memory import check_memory, host_store, input_dtype, input_policy, size_pools
 from .model_runner import ModelRunner
+from .warm_up import warm_up, warm_up_steps
 
 log = logging.getLogger(__name__)
 
@@ -141,9 +142,7 @@ def create_engine(name: str, engine: EngineConfig, *, warm_up: bool = True) -> E
         host=engine.host_memory is not None,
     )
     if warm_up:
-        steps = tqdm(runner.warm_up(), total=runner.warm_up_steps(), desc="compiling", unit="step")
-        for done in steps:
-            steps.set_postfix_str(done)
+        _warm_up(runner)
     facts = {
         "model": model.name,
         "dtype": dtype.name,
@@ -183,6 +182,12 @@ def create_engine(name: str, engine: EngineConfig, *, warm_up: bool = True) -> E
         model_name=model.name,
         facts=facts,
     )
+
+
+def _warm_up(runner: ModelRunner) -> None:
+    steps = tqdm(warm_up(runner), total=warm_up_steps(runner), desc="compiling", unit="step")
+    for done in steps:
+        steps.set_postfix_str(done)
 
 
 def set_compilation_cache(folder: str | None) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..config import ModelConfig
-from ..models.hybrid import ModelParams
+from ..models.specs import ModelParams
 from ..params import count_bytes
 from ..retention.maps import MoveMaps
 from ..retention.movers import compressed_specs, scratch_bytes

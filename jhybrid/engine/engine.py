@@ -22,6 +22,7 @@ from .check import check_request
 from .config import EngineConfig
 from .demoter import Demoter
 from .detokenizer import TokenBytes
+from .ending import push_token
 from .host_tier import HostTier
 from .metrics import EngineMetrics, RequestClock
 from .model_runner import ModelRunner
@@ -34,7 +35,6 @@ from .step_inputs import (
     at_position,
     decode_inputs,
     draw_mode,
-    ending_tokens,
     prefill_inputs,
     replay_inputs,
     row_values,
@@ -89,7 +89,7 @@ class Engine:
         self._in_flight: InFlight | None = None
         self._metrics = EngineMetrics()
         self._seeds = np.random.default_rng(config.seed)
-        self._compiled = runner.compilations()
+        self._compiled = runner.programs.compilations()
 
     def add(self, request: Request) -> None:
         name = request.request_id
@@ -220,23 +220,7 @@ class Engine:
         """One more token: its text, and whether the request ends with it."""
         sequence.tokens.append(token)
         sequence.clock.on_tokens(now)
-        reason: FinishReason | None = None
-        stop: str | int | None = None
-        ending = token in ending_tokens(sequence, self._eos)
-        if ending and sequence.generated > sequence.params.min_tokens:
-            text, reason = "", "stop"
-            stop = token if token in sequence.params.stop_token_ids else None
-        else:
-            text, stop = sequence.text.push(token)
-            if stop is not None:
-                reason = "stop"
-            elif len(sequence.tokens) >= sequence.limit:
-                reason = "length"
-        if reason is not None and not isinstance(stop, str):
-            rest, found = sequence.text.finish()
-            text += rest
-            if found is not None:
-                reason, stop = "stop", found
+        text, reason, stop = push_token(sequence, token, self._eos)
         extra: dict[str, Any] = self._first_report(sequence)
         if reason is not None:
             self._retire(sequence, reason)
@@ -279,7 +263,7 @@ class Engine:
         m, stats = self._metrics, self.cache.stats()
         m.running, m.waiting = len(self.scheduler.running), len(self.scheduler.waiting)
         m.preemptions = self.scheduler.preemptions
-        m.compilations = self.runner.compilations() - self._compiled
+        m.compilations = self.runner.programs.compilations() - self._compiled
         for pool, count in stats.evictions.items():
             m.evictions[pool] = count
         for outcome, count in stats.demotions.items():

@@ -17,7 +17,7 @@ from ..cache.host_store import HostStore
 from ..cache.input_pages import InputPolicy
 from ..config import ModelConfig, require
 from ..models.group_inputs import EIGHT_BIT
-from ..models.hybrid import cache_specs
+from ..models.specs import cache_specs
 from ..params import count_bytes
 from .compression import Compression
 from .config import EngineConfig

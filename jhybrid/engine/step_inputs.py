@@ -14,6 +14,8 @@ from pallas_kernels import CONTINUE, Segments
 from ..batch import DecodeBatch, PrefillBatch, ReplayBatch
 from ..cache.input_pages import InputPages
 from .buckets import bucket
+from .empty_batches import empty_decode, empty_prefill, empty_replay
+from .ending import ending_tokens
 from .model_runner import ModelRunner
 from .request import MAX_LOGIT_BIAS
 from .sampler import MAX_BANNED, RowParams, SampleMode
@@ -32,7 +34,7 @@ def prefill_inputs(
     sequences = bucket(buckets.prefill_sequences, len(pieces))
     alone = len(pieces) == 1 and pieces[0].start == 0
     whole = alone and runner.prefers_whole_prompt(tokens)
-    batch: Any = runner.empty_prefill(tokens, sequences, whole_prompt=whole)
+    batch: Any = empty_prefill(runner, tokens, sequences, whole_prompt=whole)
     rows = np.full(sequences, -1, np.int32)
     at, segment = 0, 0
     cu, load, store = batch.segments
@@ -88,7 +90,7 @@ def replay_inputs(
 def _replay_batch(
     runner: ModelRunner, replays: list[Replay], inputs: InputPages, tokens: int
 ) -> ReplayBatch:
-    batch: Any = runner.empty_replay(tokens)
+    batch: Any = empty_replay(runner, tokens)
     at = 0
     for n, replay in enumerate(replays):
         sequence, lease = replay.sequence, replay.sequence.lease
@@ -109,7 +111,7 @@ def decode_inputs(
 ) -> tuple[DecodeBatch, np.ndarray]:
     """The batch (tokens are on the device) and the row of each sequence."""
     size, count = bucket(runner.buckets.decode, len(sequences)), len(sequences)
-    batch: Any = runner.empty_decode(size)
+    batch: Any = empty_decode(runner, size)
     rows = np.full(size, -1, np.int32)
     rows[:count] = [s.row for s in sequences]
     positions = np.array([s.dispatched for s in sequences], np.int32)
@@ -199,8 +201,3 @@ def seen_tokens(sequence: Sequence, vocab: int) -> tuple[np.ndarray, np.ndarray]
     in_prompt[list(sequence.request.prompt_token_ids)] = True
     output = np.array(sequence.tokens[sequence.prompt_len :], np.int64)
     return in_prompt, np.bincount(output, minlength=vocab).astype(np.int32)
-
-
-def ending_tokens(sequence: Sequence, eos: frozenset[int]) -> frozenset[int]:
-    stops = frozenset(sequence.params.stop_token_ids)
-    return stops if sequence.params.ignore_eos else stops | eos

@@ -1,170 +1,34 @@
 """The hybrid stack: one loop over the layers and one match on what each one is.
 
-`forward` runs inside a shard_map over `tp` (see `jhybrid.sharding`); `sharded` wraps a function
-of local shards that way.
+`forward` runs inside a shard_map over `tp` (see `jhybrid.sharding`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
-from flax import struct
 from jax import Array, lax
-from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Float, Int32
 
 from pallas_kernels.precision import working_dtype
 
 from ..batch import Batch, Caches, DenseBatch, PrefillBatch
-from ..config import AttentionConfig, LatentAttentionConfig, ModelConfig, NormPlacement
-from ..layers.attention_residuals import (
-    ResidualMixParams,
-    mix_residuals,
-    residual_mix_specs,
-)
-from ..layers.gated_attention import (
-    GatedAttentionParams,
-    gated_attention,
-    gated_attention_specs,
-)
-from ..layers.gated_delta_net import (
-    GatedDeltaNetParams,
-    gated_delta_net,
-    gated_delta_net_specs,
-)
-from ..layers.kimi_delta_attention import (
-    KimiDeltaAttentionParams,
-    kimi_delta_attention,
-    kimi_delta_attention_specs,
-)
+from ..config import AttentionConfig, LatentAttentionConfig, ModelConfig
+from ..layers.attention_residuals import mix_residuals
+from ..layers.gated_attention import GatedAttentionParams, gated_attention
+from ..layers.gated_delta_net import GatedDeltaNetParams, gated_delta_net
+from ..layers.kimi_delta_attention import KimiDeltaAttentionParams, kimi_delta_attention
 from ..layers.linear import project
-from ..layers.mlp import MLPParams, mlp, mlp_specs
-from ..layers.moe import MoEParams, moe, moe_specs
-from ..layers.multi_head_latent_attention import (
-    LatentAttentionParams,
-    latent_attention,
-    latent_attention_specs,
-)
+from ..layers.mlp import MLPParams, mlp
+from ..layers.moe import MoEParams, moe
+from ..layers.multi_head_latent_attention import LatentAttentionParams, latent_attention
 from ..layers.norm import Normed, rms_norm
-from ..params import ParamSpec, partition_specs, scale, weight
 from ..sharding import AXIS
-from .group_inputs import group_input_specs, write_group_inputs
+from .group_inputs import write_group_inputs
 from .groups import groups
-
-LinearMixer = GatedDeltaNetParams | KimiDeltaAttentionParams
-FullMixer = GatedAttentionParams | LatentAttentionParams
-
-
-@struct.dataclass
-class LayerParams:
-    """`mixer_mix` and `ffn_mix` are there in a model with attention residuals.
-
-    `norm` says whether the norms stand before their blocks or after them.
-    """
-
-    mixer_norm: Any  # [D] float32
-    mixer: LinearMixer | FullMixer
-    ffn_norm: Any  # [D] float32
-    ffn: MLPParams | MoEParams
-    mixer_mix: ResidualMixParams | None = None
-    ffn_mix: ResidualMixParams | None = None
-    norm: NormPlacement = struct.field(pytree_node=False, default="pre")
-
-
-@struct.dataclass
-class ModelParams:
-    embedding: Any  # [vocab, D]
-    layers: tuple[LayerParams, ...]
-    norm: Any  # [D] float32
-    head: Any  # [vocab, D], or None where the embedding serves
-    mix: ResidualMixParams | None = None  # after the last layer
-
-
-def model_specs(config: ModelConfig) -> ModelParams:
-    """The parameter tree of a model with a ParamSpec at every leaf."""
-    hidden = config.hidden_size
-    table = weight((config.vocab_size, "vocab"), (hidden, None), fan_in=hidden)
-    return ModelParams(
-        embedding=table,
-        layers=tuple(_layer_specs(config, i) for i in range(len(config.layers))),
-        norm=scale(hidden),
-        head=None if config.tie_embeddings else table,
-        mix=_mix_specs(config),
-    )
-
-
-def _layer_specs(config: ModelConfig, number: int) -> LayerParams:
-    hidden, layer = config.hidden_size, config.layers[number]
-    if layer.feed_forward == "moe":
-        assert config.moe is not None
-        ffn = moe_specs(hidden, config.moe)
-    else:
-        ffn = mlp_specs(hidden, config.mlp_width)
-    return LayerParams(
-        mixer_norm=scale(hidden),
-        mixer=_mixer_specs(config, number),
-        ffn_norm=scale(hidden),
-        ffn=ffn,
-        mixer_mix=_mix_specs(config),
-        ffn_mix=_mix_specs(config),
-        norm=layer.norm,
-    )
-
-
-def _mixer_specs(config: ModelConfig, number: int) -> LinearMixer | FullMixer:
-    if config.layers[number].mixer == "linear":
-        kda = config.linear.kind == "kda"
-        specs = kimi_delta_attention_specs if kda else gated_delta_net_specs
-        index = config.linear_layers.index(number)
-        return specs(config.hidden_size, config.linear, index)
-    if isinstance(config.full, LatentAttentionConfig):
-        return latent_attention_specs(config.hidden_size, config.full)
-    return gated_attention_specs(config.hidden_size, config.full)
-
-
-def _mix_specs(config: ModelConfig) -> ResidualMixParams | None:
-    return None if config.residual_block is None else residual_mix_specs(config.hidden_size)
-
-
-def cache_specs(
-    config: ModelConfig,
-    pages: int,
-    page_size: int,
-    slots: int,
-    input_pages: int = 0,
-    input_dtype: Any = None,
-) -> Any:
-    """The caches of a model with a ParamSpec at every leaf (shapes, dtypes, shardings, bytes).
-
-    Without `input_pages` they keep no group inputs; `input_dtype` None keeps the model's.
-    """
-    full, linear = config.full, config.linear
-    keys: Any
-    values: Any
-    lead = (pages, len(config.full_layers), page_size, config.cache_heads)
-    if isinstance(full, AttentionConfig):
-        axes = (None, None, None, "kv_heads", None)
-        keys = values = ParamSpec((*lead, full.head_dim), axes, "zeros")
-    else:  # latents belong to no head: every rank holds them all
-        keys, values = ParamSpec((*lead, full.cache_dim), (None,) * 5, "zeros"), None
-    channels = linear.key_heads * linear.conv_width
-    lead = (slots, len(config.linear_layers))
-    recurrent: Any = ParamSpec(
-        (*lead, linear.value_heads, linear.key_dim, linear.value_dim),
-        (None, None, "value_heads", None, None),
-        "zeros",
-        dtype=jnp.float32,
-    )
-    conv: Any = ParamSpec(
-        (*lead, linear.conv_size - 1, channels), (None, None, None, "key_heads"), "zeros"
-    )
-    inputs: Any = None
-    if input_pages:
-        inputs = group_input_specs(config, input_pages, page_size, input_dtype)
-    return Caches(keys, values, recurrent, conv, inputs)
+from .specs import LayerParams, LinearMixer, ModelParams
 
 
 def embed(params: ModelParams, token_ids: Int32[Array, ...]) -> Float[Array, "... D"]:
@@ -323,41 +187,3 @@ def logits(
 def last_hidden(hidden: Float[Array, "T D"], batch: PrefillBatch) -> Float[Array, "N D"]:
     """Each sequence's last token's row; an empty (padding) sequence gives some row."""
     return hidden[jnp.maximum(batch.cu_seqlens[1:] - 1, 0)]
-
-
-def sharded(
-    fn: Callable[..., Any], mesh: Mesh, in_specs: Any, out_specs: Any
-) -> Callable[..., Any]:
-    """`fn` over local shards. Collectives make its unsharded results equal on every rank."""
-    return jax.shard_map(fn, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
-
-
-def model_partition(config: ModelConfig) -> ModelParams:
-    """PartitionSpecs of the parameters."""
-    return partition_specs(model_specs(config))
-
-
-def cache_partition(
-    config: ModelConfig, *, group_inputs: bool = False, input_dtype: Any = None
-) -> Caches:
-    """PartitionSpecs of the caches."""
-    return partition_specs(cache_specs(config, 1, 1, 1, int(group_inputs), input_dtype))
-
-
-REPLICATED = PartitionSpec()
-__all__ = [
-    "REPLICATED",
-    "LayerParams",
-    "ModelParams",
-    "cache_partition",
-    "cache_specs",
-    "decoder_layer",
-    "embed",
-    "feed_forward",
-    "forward",
-    "last_hidden",
-    "logits",
-    "model_partition",
-    "model_specs",
-    "sharded",
-]

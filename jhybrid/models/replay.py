@@ -49,7 +49,8 @@ from ..layers.kimi_delta_attention import (
 from ..layers.norm import Normed, rms_norm
 from .group_inputs import read_group_inputs
 from .groups import Group
-from .hybrid import LayerParams, LinearMixer, ModelParams, embed, feed_forward
+from .hybrid import embed, feed_forward
+from .specs import LayerParams, LinearMixer, ModelParams
 
 T = TypeVar("T")
 

@@ -15,7 +15,7 @@ from ..command import run_on_host
 from ..config import require
 from ..engine.arguments import positive
 from ..engine.build import Model, find_model
-from ..models.hybrid import model_specs
+from ..models.specs import model_specs
 from ..params import init_params
 from ..retention.horizon import EPSILON, decay_names, is_decay, static_horizons
 from ..retention.plan_file import plan_path, save_plan

@@ -21,7 +21,7 @@ from jaxtyping import Float
 
 from ..config import LinearAttentionConfig, ModelConfig, require
 from ..horizons import DecayBias
-from ..models.hybrid import ModelParams
+from ..models.specs import ModelParams
 from ..params import ParamSpec
 from ..weights import named
 

@@ -23,7 +23,7 @@ from pallas_kernels.triton import Implementation
 
 from ..batch import Caches
 from ..config import ModelConfig
-from ..models.hybrid import cache_specs
+from ..models.specs import cache_specs
 from ..params import ParamSpec
 from ..sharding import AXIS
 from .maps import MoveMaps

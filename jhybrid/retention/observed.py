@@ -31,18 +31,10 @@ from ..layers.gated_delta_net import GatedDeltaNetParams
 from ..layers.kimi_delta_attention import KimiDeltaAttentionParams
 from ..layers.linear import project
 from ..layers.norm import rms_norm
-from ..models.hybrid import (
-    REPLICATED,
-    LayerParams,
-    ModelParams,
-    cache_partition,
-    cache_specs,
-    forward,
-    model_partition,
-    sharded,
-)
+from ..models.hybrid import forward
+from ..models.specs import LayerParams, ModelParams, cache_partition, cache_specs, model_partition
 from ..params import map_specs
-from ..sharding import AXIS, named_sharding
+from ..sharding import AXIS, REPLICATED, named_sharding, sharded
 
 PAGE, SLOT = 64, 1
 SHORTEST = 64  # tokens of the smallest compiled shape; larger ones are powers of two

@@ -17,7 +17,7 @@ import numpy as np
 from jaxtyping import Int
 
 from ..config import LinearAttentionConfig, ModelConfig
-from ..models.hybrid import ModelParams, model_specs
+from ..models.specs import ModelParams, model_specs
 from ..params import ParamSpec, is_spec
 from .placement import assign_bundles, bundle_order
 from .selection import RetentionPlan

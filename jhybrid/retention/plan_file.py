@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from ..config import ModelConfig, require
-from ..models.hybrid import ModelParams
+from ..models.specs import ModelParams
 from .horizon import EPSILON, static_horizons
 from .selection import RetentionPlan, select
 

@@ -155,7 +155,7 @@ class SimulatedEngine:
         self.manager.check_integrity()
         for request in self.running:
             self.check_lease(request)
-        tree = self.manager._tree
+        tree = self.manager.pools.tree
         ends: dict[object, tuple[int, ...]] = {}
         for node in tree.walk():
             above = ends[node.parent] if node.start else ()

@@ -182,7 +182,8 @@ class Workload:
 
             return call
 
-        for owner, name in ((self.manager._tree, "evict_leaf"), (self.manager._tiers, "evict")):
+        pools = self.manager.pools
+        for owner, name in ((pools.tree, "evict_leaf"), (pools.tiers, "evict")):
             setattr(owner, name, watched(getattr(owner, name)))
 
 

@@ -18,7 +18,7 @@ from jhybrid.convert.conversion import open_checkpoint
 from jhybrid.convert.export import export_hf
 from jhybrid.convert.families import family_of
 from jhybrid.hf_config import model_config, read_hf_config
-from jhybrid.models.hybrid import model_specs
+from jhybrid.models.specs import model_specs
 from jhybrid.weights import load_hf_params, named
 from tests.golden_files import FOLDERS, name_of
 from tests.synthetic import TINY, write_hf

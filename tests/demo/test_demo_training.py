@@ -39,7 +39,7 @@ from jhybrid.demo.score import ARMS, THRESHOLDS, make_sheet, score
 from jhybrid.demo.tokenizer import END_OF_TEXT
 from jhybrid.demo.trials import PROMPTS, SKILLS, TRIALS
 from jhybrid.hf_config import model_config, read_hf_config
-from jhybrid.models.hybrid import model_specs
+from jhybrid.models.specs import model_specs
 from jhybrid.params import count_bytes, count_params
 from jhybrid.sharding import make_mesh
 from jhybrid.weights import load_hf_params, named

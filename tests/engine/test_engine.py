@@ -12,6 +12,7 @@ import pytest
 
 from jhybrid.engine.engine import Engine
 from jhybrid.engine.request import PrefixCacheOptions, QueueFull, Request
+from jhybrid.engine.warm_up import warm_up, warm_up_calls
 
 from .tiny import assert_greedy, assert_idle, oracle_logits, request, run, tiny_engine
 
@@ -272,7 +273,7 @@ def test_nothing_compiles_once_warm(recovery: str, caplog: pytest.LogCaptureFixt
         watermark=2,
         own_programs=True,
     )
-    for _ in engine.runner.warm_up():
+    for _ in warm_up(engine.runner):
         pass
     rng = np.random.default_rng(10)
     before = engine.metrics().compilations
@@ -308,9 +309,9 @@ def test_steps_hold_no_second_copy_of_a_pool() -> None:
         max_prefill_tokens=32,
     )
     smallest = min(engine.runner.pool_bytes().values())
-    for call, size, args in engine.runner._warm_up_calls():
+    for call, size, args in warm_up_calls(engine.runner):
         if call.startswith(("prefill", "decode", "copy_pages", "store_states", "load_states")):
-            compiled = engine.runner._compile(call, args)
+            compiled = engine.runner.programs.compile(call, args)
             temporary = compiled.memory_analysis().temp_size_in_bytes
             assert temporary < smallest / 4, (call, size, temporary)
 

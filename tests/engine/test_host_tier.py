@@ -8,6 +8,7 @@ import pytest
 
 from jhybrid.engine.engine import Engine
 from jhybrid.engine.request import PrefixCacheOptions, RecoveryName
+from jhybrid.engine.warm_up import warm_up
 
 from .tiny import assert_greedy, assert_idle, request, run, tiny_engine
 
@@ -169,7 +170,7 @@ def test_a_small_host_memory_forgets_the_oldest() -> None:
 
 def test_nothing_compiles_for_transfers_once_warm(caplog: pytest.LogCaptureFixture) -> None:
     engine = tiny_engine(**FLAGS, max_running=2, max_prefill_tokens=32, tp=2, own_programs=True)
-    for _ in engine.runner.warm_up():
+    for _ in warm_up(engine.runner):
         pass
     before = engine.metrics().compilations
     rng = np.random.default_rng(5)

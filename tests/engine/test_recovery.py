@@ -79,7 +79,7 @@ def dense_state(kind: str) -> State:
     """The state after PROMPT, as a server without compression keeps it."""
     engine = engine_for(kind, "dense")
     prime(engine)
-    found = engine.cache._tree.match(PROMPT, len(PROMPT)).checkpoint_node
+    found = engine.cache.pools.tree.match(PROMPT, len(PROMPT)).checkpoint_node
     assert found is not None and found.checkpoint is not None and found.end == len(PROMPT)
     return state_in(engine, found.checkpoint.slot)
 
@@ -132,7 +132,7 @@ def hit(engine: Engine, recovery: Any, name: str = "hit") -> Hit:
 
 def stored(engine: Engine) -> list[np.ndarray]:
     """Everything that a hit must leave alone: the compressed checkpoint of PROMPT, and its KV."""
-    match = engine.cache._tree.match(PROMPT, len(PROMPT))
+    match = engine.cache.pools.tree.match(PROMPT, len(PROMPT))
     assert match.checkpoint_node is not None and match.checkpoint_node.checkpoint is not None
     checkpoint = match.checkpoint_node.checkpoint
     assert (checkpoint.representation, checkpoint.depth) == ("compressed", len(PROMPT))

@@ -10,6 +10,7 @@ import pytest
 
 from jhybrid.engine.engine import Engine
 from jhybrid.engine.request import PrefixCacheOptions, PrefixCacheUsage, RecoveryName
+from jhybrid.engine.warm_up import warm_up, warm_up_calls
 
 from .tiny import assert_greedy, assert_idle, request, run, tiny_engine
 
@@ -183,7 +184,7 @@ def test_nothing_compiles_once_warm(caplog: pytest.LogCaptureFixture) -> None:
     engine = tiny_engine(
         recovery="anchored", max_running=2, max_prefill_tokens=32, own_programs=True
     )
-    for _ in engine.runner.warm_up():
+    for _ in warm_up(engine.runner):
         pass
     rng = np.random.default_rng(8)
     before = engine.metrics().compilations
@@ -199,9 +200,9 @@ def test_nothing_compiles_once_warm(caplog: pytest.LogCaptureFixture) -> None:
 def test_replays_hold_no_second_copy_of_a_pool() -> None:
     engine = tiny_engine(recovery="anchored", pages=20000, slots=4000, max_running=2)
     smallest = min(engine.runner.pool_bytes().values())
-    calls = [c for c in engine.runner._warm_up_calls() if c[0] in ("replay", "prefill", "decode")]
+    calls = [c for c in warm_up_calls(engine.runner) if c[0] in ("replay", "prefill", "decode")]
     for call, size, args in calls:
-        temporary = engine.runner._compile(call, args).memory_analysis().temp_size_in_bytes
+        temporary = engine.runner.programs.compile(call, args).memory_analysis().temp_size_in_bytes
         assert temporary < smallest / 4, (call, size, temporary)
 
 

@@ -22,18 +22,11 @@ from jhybrid.engine.engine import Engine
 from jhybrid.engine.memory import host_store, input_dtype, input_policy
 from jhybrid.engine.model_runner import ModelRunner
 from jhybrid.engine.request import Request, RequestUpdate, SamplingParams
-from jhybrid.models.hybrid import (
-    REPLICATED,
-    ModelParams,
-    forward,
-    logits,
-    model_partition,
-    model_specs,
-    sharded,
-)
+from jhybrid.models.hybrid import forward, logits
+from jhybrid.models.specs import ModelParams, model_partition, model_specs
 from jhybrid.params import init_params, is_spec, shardings
 from jhybrid.retention.selection import RetentionPlan
-from jhybrid.sharding import make_mesh
+from jhybrid.sharding import REPLICATED, make_mesh, sharded
 
 VOCAB = 272
 VALID = 263  # what the byte-level tokenizer knows
@@ -169,7 +162,7 @@ def engine_of(
     )
     if not own_programs:
         static = model, buckets, tp, config.page_size, valid_vocab, runner.input_dtype
-        runner._executables = _executables(*static, _shapes(runner))
+        runner.programs.executables = _executables(*static, _shapes(runner))
     cache = CacheManager(
         pages,
         config.page_size,
@@ -197,9 +190,9 @@ def _shapes(runner: ModelRunner) -> tuple[Any, ...]:
     """Of all that a runner gives to its programs, and how it is packed."""
     held: list[Any] = [runner.params, runner.caches, runner.rows, runner.compressed]
     if runner.compression is not None:
-        held.append(runner._maps)
+        held.append(runner.maps)
     leaves, tree = jax.tree.flatten(held)
-    return (tree, runner._host_kinds, *((x.shape, x.dtype) for x in leaves))
+    return (tree, tuple(runner.host_rows), *((x.shape, x.dtype) for x in leaves))
 
 
 @functools.cache

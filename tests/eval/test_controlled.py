@@ -18,7 +18,9 @@ from jhybrid.eval.controlled.run import cut, layout_for, run_controlled
 from jhybrid.eval.outcome import Outcome
 from jhybrid.eval.tasks.problem import Encoder, Problem
 from jhybrid.hf_config import model_config, read_hf_config
-from jhybrid.models.hybrid import REPLICATED, forward, logits, model_partition, sharded
+from jhybrid.models.hybrid import forward, logits
+from jhybrid.models.specs import model_partition
+from jhybrid.sharding import REPLICATED, sharded
 from jhybrid.weights import load_hf_params
 from tests.eval.test_protocol import _problem
 from tests.golden_files import FOLDERS, name_of

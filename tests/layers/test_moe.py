@@ -12,9 +12,8 @@ from jax.sharding import Mesh
 
 from jhybrid.config import Activation, MoEConfig
 from jhybrid.layers.moe import MoEParams, moe, moe_specs
-from jhybrid.models.hybrid import REPLICATED, sharded
 from jhybrid.params import ParamSpec, map_specs, partition_specs
-from jhybrid.sharding import make_mesh
+from jhybrid.sharding import REPLICATED, make_mesh, sharded
 
 HIDDEN = 24
 

@@ -12,7 +12,7 @@ import pytest
 from jhybrid import horizons
 from jhybrid.config import LinearAttentionConfig
 from jhybrid.horizons import HorizonDistribution
-from jhybrid.models.hybrid import model_specs
+from jhybrid.models.specs import model_specs
 from jhybrid.params import ParamSpec, init_params, is_spec
 from jhybrid.presets import preset
 from jhybrid.sharding import make_mesh

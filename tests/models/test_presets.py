@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import pytest
 
 from jhybrid.hf_config import model_config
-from jhybrid.models.hybrid import cache_specs, model_specs
+from jhybrid.models.specs import cache_specs, model_specs
 from jhybrid.params import ParamSpec, count_bytes, count_params, is_spec
 from jhybrid.presets import PRESETS, kda_layers, preset
 

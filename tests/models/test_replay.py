@@ -18,24 +18,21 @@ from jax.sharding import Mesh
 from jhybrid.batch import Caches, DecodeBatch, PrefillBatch, ReplayBatch
 from jhybrid.config import LayerConfig, ModelConfig
 from jhybrid.engine.build import find_model
-from jhybrid.engine.model_runner import CPU_OPTIONS
+from jhybrid.engine.programs import CPU_OPTIONS
 from jhybrid.hf_config import model_config, read_hf_config
 from jhybrid.models.groups import Group, groups, stored_inputs
-from jhybrid.models.hybrid import (
-    REPLICATED,
+from jhybrid.models.hybrid import decoder_layer, forward
+from jhybrid.models.replay import read_group_inputs, replay
+from jhybrid.models.specs import (
     ModelParams,
     cache_partition,
     cache_specs,
-    decoder_layer,
-    forward,
     model_partition,
     model_specs,
-    sharded,
 )
-from jhybrid.models.replay import read_group_inputs, replay
 from jhybrid.params import init_params, map_specs
 from jhybrid.presets import PRESETS, preset
-from jhybrid.sharding import make_mesh, named_sharding
+from jhybrid.sharding import REPLICATED, make_mesh, named_sharding, sharded
 from jhybrid.weights import load
 from pallas_kernels import CONTINUE, NO_SLOT, Segments
 from tests.assertions import relative_rms

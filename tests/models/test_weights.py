@@ -16,7 +16,7 @@ from jhybrid.convert.conversion import open_checkpoint
 from jhybrid.convert.verify import dense_logits
 from jhybrid.convert.writer import write_checkpoint
 from jhybrid.hf_config import model_config
-from jhybrid.models.hybrid import model_specs
+from jhybrid.models.specs import model_specs
 from jhybrid.sharding import SHARDED_AXES, make_mesh
 from jhybrid.weights import load, load_hf_params, load_params, named, read_manifest
 from tests.synthetic import TINY, write_hf

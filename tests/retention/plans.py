@@ -9,7 +9,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from jhybrid.config import AttentionConfig, LayerConfig, LinearAttentionConfig, ModelConfig
-from jhybrid.models.hybrid import ModelParams, model_specs
+from jhybrid.models.specs import ModelParams, model_specs
 from jhybrid.params import ParamSpec, map_specs
 from jhybrid.retention.horizon import Horizons
 from jhybrid.retention.selection import RetentionPlan

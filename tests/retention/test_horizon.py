@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from jhybrid.config import ModelConfig
-from jhybrid.models.hybrid import model_specs
+from jhybrid.models.specs import model_specs
 from jhybrid.params import init_params
 from jhybrid.presets import preset
 from jhybrid.retention.horizon import decay_names, static_horizons

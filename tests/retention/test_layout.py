@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jhybrid import horizons as published
-from jhybrid.models.hybrid import model_specs
+from jhybrid.models.specs import model_specs
 from jhybrid.params import init_params
 from jhybrid.presets import preset
 from jhybrid.retention.horizon import Horizons, decay_names, static_horizons

@@ -16,7 +16,7 @@ from jax.sharding import Mesh, PartitionSpec
 
 from jhybrid.batch import Caches
 from jhybrid.config import ModelConfig
-from jhybrid.models.hybrid import REPLICATED, cache_partition, sharded
+from jhybrid.models.specs import cache_partition
 from jhybrid.params import map_specs, partition_specs
 from jhybrid.retention.layout import kept_per_rank, make_layout
 from jhybrid.retention.maps import Exchange, MoveMaps
@@ -25,7 +25,7 @@ from jhybrid.retention.placement import PLACEMENTS, PlacementKind, balance_stora
 from jhybrid.retention.prepare import prepare
 from jhybrid.retention.ratios import CheckpointDtype
 from jhybrid.retention.selection import RetentionPlan, empty_plan, full_plan, select
-from jhybrid.sharding import AXIS, make_mesh
+from jhybrid.sharding import AXIS, REPLICATED, make_mesh, sharded
 from pallas_kernels.triton import Implementation
 from tests.kernels.lowering import TRITON_CALL
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from jhybrid.config import ModelConfig
-from jhybrid.models.hybrid import ModelParams
+from jhybrid.models.specs import ModelParams
 from jhybrid.retention.horizon import static_horizons
 from jhybrid.retention.observed import Observed, correlations, observe
 from jhybrid.sharding import make_mesh

@@ -15,7 +15,7 @@ from jhybrid.convert.conversion import open_checkpoint
 from jhybrid.convert.writer import write_checkpoint
 from jhybrid.demo import MODEL_FOLDER
 from jhybrid.engine.build import find_model
-from jhybrid.models.hybrid import ModelParams
+from jhybrid.models.specs import ModelParams
 from jhybrid.plan.__main__ import decay_parameters, main
 from jhybrid.retention.horizon import static_horizons
 from jhybrid.retention.plan_file import plan_path, stored_or_selected

@@ -13,7 +13,7 @@ from jhybrid.config import ModelConfig
 from jhybrid.convert.conversion import open_checkpoint
 from jhybrid.convert.writer import write_checkpoint
 from jhybrid.hf_config import model_config
-from jhybrid.models.hybrid import model_specs
+from jhybrid.models.specs import model_specs
 from jhybrid.params import init_params
 from jhybrid.retention.horizon import decay_names, is_decay, static_horizons
 from jhybrid.retention.plan_file import load_plan, plan_path, save_plan, stored_or_selected

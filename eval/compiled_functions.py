@@ -1,0 +1,186 @@
+"""The kernels at sizes of published models: functions to compile, with their abstract arguments."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from pallas_kernels import Product, causal_conv1d, ragged_pack, skinny_matmuls
+from pallas_kernels.arg_specs import (
+    ATTENTION_SHAPES,
+    HEAD_SHAPES,
+    AttentionShape,
+    HeadShape,
+    segments_shape,
+)
+from pallas_kernels.gated_delta_rule.decode import decode
+from pallas_kernels.gated_delta_rule.inputs import SOFTPLUS
+from pallas_kernels.gated_delta_rule.prefill import ragged_prefill
+from pallas_kernels.gated_delta_rule.tuning import PrefillTuning
+from pallas_kernels.grouped_matmul import grouped_matmul
+from pallas_kernels.paged_attention import api as attention
+from pallas_kernels.paged_attention.tuning import Tuning
+
+TOKENS, SEGMENTS, SLOTS, BATCH = 2048, 4, 9, 32
+PAGES, PAGE, CONTEXT = 200_000, 16, 32768  # so many that offsets take 64 bits
+
+
+def prefill_function(shape: HeadShape, tuning: PrefillTuning | None = None) -> tuple[Callable, Any]:
+    """A prefill and its abstract arguments."""
+    layers = jax.ShapeDtypeStruct((SEGMENTS,), jnp.int32)
+    avals = (*shape.inputs(TOKENS), shape.pool(SLOTS), layers, segments_shape(SEGMENTS))
+
+    def run(qkv: Any, gates: Any, pool: Any, layers: Any, segments: Any) -> Any:
+        gates = gates._replace(A_log=gates.A_log[None], dt_bias=gates.dt_bias[None])
+        return ragged_prefill(qkv, gates, pool, layers, None, segments, SOFTPLUS, tuning=tuning)
+
+    return run, avals
+
+
+def decode_function(shape: HeadShape, tuning: Any = None) -> tuple[Callable, Any]:
+    slots = jax.ShapeDtypeStruct((BATCH,), jnp.int32)
+    avals = (*shape.inputs(BATCH), shape.pool(BATCH + 1), slots)
+
+    def run(qkv: Any, gates: Any, pool: Any, slots: Any) -> Any:
+        return decode(qkv, gates, pool, 0, slots, SOFTPLUS, tuning=tuning)
+
+    return run, avals
+
+
+def pack_functions() -> Iterator[tuple[Callable, Any]]:
+    """Half of the rows of Kimi-Linear's 20 layers, in float32 and in int8."""
+    pool = HEAD_SHAPES["kda-32x32x128"].pool(SLOTS, layers=20)
+    kept = 20 * 32 * 128 // 2
+    rows, slots = (jax.ShapeDtypeStruct((n,), jnp.int32) for n in (kept, 8))
+    for dtype in (jnp.float32, jnp.int8):
+        values = jax.ShapeDtypeStruct((SLOTS, kept, 128), dtype)
+        scales = jax.ShapeDtypeStruct((SLOTS, kept), jnp.float32) if dtype == jnp.int8 else None
+        packed: Any = ragged_pack.PackedStates(values, scales)  # pyright: ignore[reportArgumentType]
+        yield _in_pallas(ragged_pack.pack_states), (pool, packed, rows, slots, slots)
+        for omitted in ("zero", "keep"):
+            unpack = _in_pallas(ragged_pack.unpack_states, omitted=omitted)
+            yield unpack, (packed, pool, rows, slots, slots)
+
+
+def conv_functions() -> Iterator[tuple[Callable, Any]]:
+    """Qwen3.5-4B and OLMo-Hybrid: the first channels of every key head of a projection."""
+    layer, slots = jax.ShapeDtypeStruct((), jnp.int32), jax.ShapeDtypeStruct((BATCH,), jnp.int32)
+    for heads, width, beside in ((16, 512, 256), (30, 384, 192)):
+        weight = jax.ShapeDtypeStruct((heads, width, 4), jnp.bfloat16)
+        pool = jax.ShapeDtypeStruct((SLOTS, 20, 3, heads * width), jnp.bfloat16)
+        for op, tokens, last in (
+            (causal_conv1d.ragged_causal_conv1d, TOKENS, segments_shape(SEGMENTS)),
+            (causal_conv1d.decode_causal_conv1d, BATCH, slots),
+        ):
+            x = jax.ShapeDtypeStruct((tokens, heads, width + beside), jnp.bfloat16)
+            yield _in_pallas(op), (x, weight, pool, layer, last)
+
+
+def experts_functions() -> Iterator[tuple[Callable, Any]]:
+    """Qwen3.5-35B-A3B: 8 of 256 experts, from one token to a whole prefill."""
+    sizes = jax.ShapeDtypeStruct((256,), jnp.int32)
+    gate_up = jax.ShapeDtypeStruct((256, 2, 512, 2048), jnp.bfloat16)
+    down = jax.ShapeDtypeStruct((256, 2048, 512), jnp.bfloat16)
+
+    def first(x: Any, w: Any, sizes: Any, rows: Any) -> Any:
+        op = _in_pallas(grouped_matmul, combine=_swiglu, dtype=x.dtype)
+        return op(x, w, sizes, rows=rows)
+
+    for tokens in (1, 512, 2048, 8192):
+        x, h = (
+            jax.ShapeDtypeStruct(shape, jnp.bfloat16)
+            for shape in ((tokens, 2048), (8 * tokens, 512))
+        )
+        rows = jax.ShapeDtypeStruct((8 * tokens,), jnp.int32)
+        yield first, (x, gate_up, sizes, rows)
+        yield _in_pallas(grouped_matmul, dtype=jnp.bfloat16), (h, down, sizes)
+
+
+def product_functions() -> Iterator[tuple[Callable, Any]]:
+    """Qwen3.5-4B and Qwen3.6-27B: what a block reads, with gates beside; what it adds."""
+
+    def read(x: Any, scale: Any, first: Any, gates: Any) -> Any:
+        products = (Product(first), Product(gates, dtype=jnp.float32))
+        return _in_pallas(skinny_matmuls)(x, products, (scale, 1e-6))
+
+    def gated(x: Any, scale: Any, gate_up: Any) -> Any:
+        return _in_pallas(skinny_matmuls)(x, (Product(gate_up, _swiglu),), (scale, 1e-6))
+
+    def add(x: Any, w: Any, residual: Any) -> Any:
+        return _in_pallas(skinny_matmuls)(x, (Product(w, residual=residual),))
+
+    bf16 = functools.partial(jax.ShapeDtypeStruct, dtype=jnp.bfloat16)
+    for rows in (2, 32):
+        for hidden, mixed, gates, width in ((2560, 12288, 64, 9216), (5120, 16384, 96, 17408)):
+            x, scale = bf16((rows, hidden)), jax.ShapeDtypeStruct((hidden,), jnp.float32)
+            yield read, (x, scale, bf16((1, mixed, hidden)), bf16((1, gates, hidden)))
+            yield gated, (x, scale, bf16((2, width, hidden)))
+            yield add, (bf16((rows, width)), bf16((1, hidden, width)), x)
+
+
+def _swiglu(gate: Any, up: Any) -> Any:
+    return jax.nn.silu(gate) * up
+
+
+def _in_pallas(op: Callable, **options: Any) -> Callable:
+    return functools.partial(op, implementation="pallas", **options)
+
+
+OPS = {
+    "ragged_pack": pack_functions,
+    "causal_conv1d": conv_functions,
+    "grouped_matmul": experts_functions,
+    "skinny_matmul": product_functions,
+}
+
+
+def attention_prefill_function(
+    shape: AttentionShape, tuning: Tuning | None = None
+) -> tuple[Callable, Any]:
+    cu = jax.ShapeDtypeStruct((SEGMENTS + 1,), jnp.int32)
+    return _attention(shape, attention.prefill, TOKENS, SEGMENTS, (cu,), tuning)
+
+
+def attention_decode_function(
+    shape: AttentionShape, tuning: Tuning | None = None
+) -> tuple[Callable, Any]:
+    return _attention(shape, attention.decode, BATCH, BATCH, (), tuning)
+
+
+def _attention(
+    shape: AttentionShape,
+    op: Callable[..., Any],
+    tokens: int,
+    sequences: int,
+    cu_seqlens: tuple[Any, ...],
+    tuning: Tuning | None,
+) -> tuple[Callable, Any]:
+    positions = jax.ShapeDtypeStruct((tokens,), jnp.int32)
+    table = jax.ShapeDtypeStruct((sequences, CONTEXT // PAGE), jnp.int32)
+    pages = shape.pages(PAGES, 1, PAGE)
+
+    def run(q: Any, keys: Any, values: Any, *at: Any) -> Any:
+        options: Any = {"scale": shape.key_dim**-0.5, "value_dim": shape.value_dim}
+        return op(q, keys, values, 0, *at, tuned=tuning, **options)
+
+    return run, (shape.queries(tokens), *pages, positions, *cu_seqlens, table)
+
+
+NAMES = (*HEAD_SHAPES, *OPS, *ATTENTION_SHAPES)
+
+
+def functions(name: str) -> Iterator[tuple[Callable, Any]]:
+    """Every function with kernels of a shape, and its abstract arguments."""
+    if name in OPS:
+        yield from OPS[name]()
+        return
+    if name in HEAD_SHAPES:
+        yield prefill_function(HEAD_SHAPES[name])
+        yield decode_function(HEAD_SHAPES[name])
+    else:
+        yield attention_prefill_function(ATTENTION_SHAPES[name])
+        yield attention_decode_function(ATTENTION_SHAPES[name])

@@ -1,0 +1,125 @@
+"""Cases of the suite `kernels`: the products of an expert layer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import Array
+
+from pallas_kernels import grouped_matmul
+from pallas_kernels.grouped_matmul import kernel as matmul_kernel
+from pallas_kernels.grouped_matmul.tuning import MatmulTuning
+
+from .op_case import OpCase
+
+
+@dataclass(frozen=True)
+class ExpertsCase(OpCase):
+    """One of the two products of an expert layer; the default is Qwen3.5-35B-A3B's."""
+
+    product: Literal["gate_up", "down"]
+    tokens: int
+    hidden: int = 2048
+    inner: int = 512
+    experts: int = 256
+    chosen: int = 8
+
+    @property
+    def name(self) -> str:
+        sizes = f"{self.chosen}of{self.experts}x{self.inner}x{self.hidden}"
+        return f"experts_{self.product}/{sizes}/{self.tokens}"
+
+    @property
+    def _widths(self) -> tuple[int, int, int]:
+        """(inputs, rows of a matrix, results)"""
+        if self.product == "gate_up":
+            return self.hidden, 2 * self.inner, self.inner
+        return self.inner, self.hidden, self.hidden
+
+    @property
+    def count(self) -> int:
+        return self.tokens * self.chosen
+
+    @property
+    def operations(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
+        width, rows, _ = self._widths
+        return 2 * self.count * width * rows
+
+    @property
+    def floor_bytes(self) -> int:
+        width, rows, results = self._widths
+        used = np.mean([np.count_nonzero(self._routed(n)[0]) for n in range(self._rotated)])
+        read = self.tokens if self.product == "gate_up" else self.count
+        return int(2 * (used * rows * width + read * width + self.count * results))
+
+    @property
+    def _rotated(self) -> int:
+        return 2 if self.tokens > 256 else 8
+
+    def _routed(self, seed: int) -> tuple[np.ndarray, np.ndarray]:
+        """Rows of each expert, and the token of each row."""
+        rng = np.random.default_rng(seed)
+        scores = rng.random((self.tokens, self.experts))
+        flat = np.argpartition(scores, self.chosen)[:, : self.chosen].ravel()
+        sizes = np.bincount(flat, minlength=self.experts)
+        return sizes.astype(np.int32), np.argsort(flat, kind="stable").astype(np.int32)
+
+    def sets(self) -> list[Any]:
+        width, rows, _ = self._widths
+        shape = (self.experts, rows, width)
+        if self.product == "gate_up":
+            shape = (self.experts, 2, self.inner, width)
+        w = jax.random.normal(jax.random.key(99), shape, jnp.bfloat16) * width**-0.5
+        w = w.astype(jnp.bfloat16)  # one copy, for every set
+        out = []
+        for seed in range(self._rotated):
+            sizes, order = map(jnp.asarray, self._routed(seed))
+            source = order // self.chosen if self.product == "gate_up" else None
+            given = self.count if source is None else self.tokens
+            x = jax.random.normal(jax.random.key(seed), (given, width), jnp.bfloat16)
+            out.append((x, w, sizes, source))
+        return out
+
+    def state(self) -> Any:
+        return ()
+
+    def step(self, state: Any, inputs: Any, **options: Any) -> tuple[Any, Any]:
+        x, w, sizes, source = inputs
+        op: Any = matmul_kernel.grouped_matmul if "tuning" in options else grouped_matmul
+        combine = _swiglu if self.product == "gate_up" else None
+        options.setdefault("dtype", jnp.bfloat16)
+        return op(x, w, sizes, rows=source, combine=combine, **options), state
+
+    def expected(self, state: Any, inputs: Any) -> tuple[Any, Any]:
+        return self.step(state, inputs, implementation="xla", dtype=jnp.float32)
+
+    def tunings(self) -> list[Any]:
+        default = MatmulTuning.default(self.count, self.experts, jnp.bfloat16)
+        if self.count > 8 * self.experts:
+            sizes: Any = (
+                (128, 128, 64, 4, 3, True),  # two programs a multiprocessor
+                (128, 128, 64, 8, 3, True),
+                (128, 256, 32, 8, 4, True),
+                (128, 256, 64, 8, 4, True),
+                (128, 256, 64, 8, 3),
+                (64, 256, 32, 4, 4),
+            )
+        else:
+            sizes = (
+                (16, 32, 128, 4, 4),
+                (16, 32, 256, 4, 4),
+                (16, 64, 256, 4, 3),
+                (16, 64, 128, 8, 4),
+                (16, 128, 64, 4, 4),
+                (16, 128, 128, 8, 4),
+                (16, 64, 128, 4, 6),
+            )
+        return [default, *(MatmulTuning(*size) for size in sizes)]
+
+
+def _swiglu(gate: Array, up: Array) -> Array:
+    return jax.nn.silu(gate) * up

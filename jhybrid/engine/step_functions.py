@@ -1,0 +1,133 @@
+"""The jitted functions of an engine, each over local shards with donated buffers where it may.
+
+`caches` are the PartitionSpecs of a model's caches: which pools there are, and how they are cut.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from ..batch import Caches, DecodeBatch, PrefillBatch, ReplayBatch
+from ..config import ModelConfig
+from ..models.groups import groups
+from ..models.hybrid import forward, last_hidden, logits
+from ..models.pages import PageKind, copy_pages, pools, put_pages, take_pages
+from ..models.replay import replay
+from ..models.specs import ModelParams, model_partition
+from ..retention.maps import MoveMaps
+from ..retention.movers import CompressedPool, load, store
+from ..sharding import AXIS, REPLICATED, sharded
+from .sampler import Sampled, SampleMode, SamplerRows, sample, set_row, set_seen, token_logprobs
+
+LOGPROB_BLOCK = 64  # prompt positions whose logits are in memory at once
+
+
+def step_functions(
+    config: ModelConfig, mesh: Mesh, caches: Caches, valid_vocab: int
+) -> dict[str, Any]:
+    """Those of every engine: run a batch, draw, replay, copy pages, set sampler rows."""
+    params, whole = model_partition(config), REPLICATED
+    jitted = functools.partial(_jitted, mesh)
+
+    def prefill(p: ModelParams, c: Caches, batch: PrefillBatch) -> tuple[Array, Array, Caches]:
+        hidden, new = forward(p, c, batch, config)
+        assert new is not None
+        return last_hidden(hidden, batch), hidden, new
+
+    def decode(
+        p: ModelParams, c: Caches, last_token: Array, rows: Array, batch: DecodeBatch
+    ) -> tuple[Array, Caches]:
+        tokens = last_token[jnp.maximum(rows, 0)]
+        hidden, new = forward(p, c, replace(batch, token_ids=tokens), config)
+        assert new is not None
+        return hidden, new
+
+    def draw(
+        p: ModelParams, state: SamplerRows, hidden: Array, rows: Array, mode: SampleMode
+    ) -> tuple[SamplerRows, Sampled]:
+        return sample(state, logits(p, hidden, config), rows, mode, valid_vocab)
+
+    def prompt_logprobs(p: ModelParams, hidden: Array, targets: Array) -> tuple[Array, ...]:
+        block = min(LOGPROB_BLOCK, hidden.shape[0])
+        parts = (
+            hidden.reshape(-1, block, hidden.shape[-1]),
+            targets.reshape(-1, block),
+        )
+        out = jax.lax.map(
+            lambda x: token_logprobs(logits(p, x[0], config), x[1], valid_vocab), parts
+        )
+        return tuple(x.reshape(-1, *x.shape[2:]) for x in out)
+
+    def roll(p: ModelParams, c: Caches, batch: ReplayBatch) -> Caches:
+        return replay(p, c, batch, config, groups(config))
+
+    functions = {
+        "prefill": jitted(prefill, (params, caches, whole), (whole, whole, caches), 1),
+        "decode": jitted(decode, (params, caches, whole, whole, whole), (whole, caches), 1),
+        "prompt_logprobs": jitted(prompt_logprobs, (params, whole, whole), whole),
+        "copy_pages": jitted(copy_pages, (caches, whole, whole), caches, 0),
+        "set_row": jitted(set_row, (whole, whole, whole), whole, 0),
+        "set_seen": jitted(set_seen, (whole, whole, whole, whole), whole, 0),
+    }
+    for mode in SampleMode:
+        drawn = functools.partial(draw, mode=mode)
+        ins = (params, whole, whole, whole)
+        functions[f"draw-{mode.name}"] = jitted(drawn, ins, (whole, whole), 1)
+    if caches.group_inputs is not None:
+        functions["replay"] = jitted(roll, (params, caches, whole), caches, 1)
+    return functions
+
+
+def host_functions(mesh: Mesh, caches: Caches, kinds: Iterable[PageKind]) -> dict[str, Any]:
+    """Those between the pools and what goes to host memory or comes from there."""
+    functions, whole = dict[str, Any](), REPLICATED
+    for kind in kinds:
+        rows = pools(caches, kind)
+
+        def take(c: Caches, at: Array, kind: PageKind = kind) -> Any:
+            return take_pages(c, kind=kind, pages=at)
+
+        def put(c: Caches, new: Any, at: Array, kind: PageKind = kind) -> Caches:
+            return put_pages(c, kind=kind, rows=new, pages=at)
+
+        functions[f"take-{kind}"] = _jitted(mesh, take, (caches, whole), rows)
+        functions[f"put-{kind}"] = _jitted(mesh, put, (caches, rows, whole), caches, 0)
+    return functions
+
+
+def compression_functions(
+    mesh: Mesh, caches: Caches, pool: CompressedPool, maps: MoveMaps
+) -> dict[str, Any]:
+    """Those between native and compressed slots; `pool` are the PartitionSpecs of the latter."""
+    whole, by_rank = REPLICATED, jax.tree.map(lambda _: PartitionSpec(AXIS), maps)
+    ins = (caches, pool, by_rank, whole, whole)
+    functions = {"store_states": _jitted(mesh, _store, ins, (pool, whole), 1)}
+    for omitted in ("zero", "keep"):
+        move = functools.partial(load, omitted=omitted)
+        functions[f"load_states-{omitted}"] = _jitted(mesh, move, ins, caches, 0)
+    return functions
+
+
+def _store(
+    caches: Caches, pool: CompressedPool, maps: MoveMaps, source: Array, target: Array
+) -> tuple[CompressedPool, Array]:
+    """Packed states, and something small that can be waited for when the pool is donated again."""
+    return store(caches, pool, maps, source, target), jnp.max(target)
+
+
+def _jitted(
+    mesh: Mesh, fn: Callable[..., Any], ins: Any, outs: Any, donate: int | tuple[int, ...] = ()
+) -> Any:
+    """`fn` over the mesh; `donate` is the argument whose buffers the results may take."""
+    placed = jax.tree.map(
+        lambda spec: NamedSharding(mesh, spec), ins, is_leaf=lambda x: x is REPLICATED
+    )
+    return jax.jit(sharded(fn, mesh, ins, outs), in_shardings=placed, donate_argnums=donate)
