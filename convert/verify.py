@@ -44,6 +44,10 @@ def _compiled(config: ModelConfig, mesh: Mesh) -> Any:
     return jax.jit(sharded(run, mesh, specs, REPLICATED))
 
 
+# of Kimi Delta Attention, whose convolutions stay float32 as its decay does
+KEPT = ("self_attn.conv1d.weight", "A_log")
+
+
 def torch_logits(folder: Path, token_ids: np.ndarray, dtype: Any = jnp.float32) -> np.ndarray:
     """What transformers computes in float32 from weights rounded as the conversion rounds them."""
     import torch
@@ -52,8 +56,9 @@ def torch_logits(folder: Path, token_ids: np.ndarray, dtype: Any = jnp.float32) 
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     with torch.no_grad():
         if jnp.dtype(dtype) == jnp.bfloat16:
-            for weight in model.parameters():
-                if weight.ndim > 1:  # norms and decay stay float32
+            for name, weight in model.named_parameters():
+                # norms and decay stay float32
+                if weight.ndim > 1 and not name.endswith(KEPT):
                     weight.copy_(weight.to(torch.bfloat16).to(torch.float32))
         return model(torch.from_numpy(token_ids.astype(np.int64))).logits.float().numpy()
 

@@ -139,11 +139,13 @@ class Load:
         return self.engine.cache.stats().demotions["committed"]
 
     def fill(self) -> None:
-        """Until both tiers are full."""
-        while self.compressed_free:
+        """Until the compressed tier is full: before it is, nothing evicts."""
+        while free := self.compressed_free:
             while self.compressed_free and self.insert():
                 pass
             self.drain()
+            if self.compressed_free == free:
+                raise RuntimeError(f"{free} compressed slots stay free: nothing is demoted")
 
 
 def hits(

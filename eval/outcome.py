@@ -53,10 +53,10 @@ def write_results(
             members[case].append(problem_id(problem))
     for case, ids in members.items():
         families: dict[str, list[tuple[float, float]]] = defaultdict(list)
-        base = [next(iter(outcomes.values()))[i] for i in ids]
+        first, base = next(iter(outcomes)), [next(iter(outcomes.values()))[i] for i in ids]
         for arm, found in outcomes.items():
             own = [found[i] for i in ids]
-            for metric, value, unit, n in _figures(own, None if own == base else base):
+            for metric, value, unit, n in _figures(own, None if arm == first else base):
                 results.append(Result(suite, case, arm, metric, value, unit, n))
             family = random_family(arm)
             if family is not None:

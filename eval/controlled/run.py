@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jaxtyping import Bool
@@ -47,8 +49,8 @@ def run_controlled(
     horizons = static_horizons(model.params, model.config, gate_input=engine.a_s)
     recipes = {arm.name: recipe(arm, horizons) for arm in arms}
     store = Store(out, "cells")
-    settings = {"model": model.name, "dtype": model.dtype.name, "horizons": horizons.digest}
-    tag = digest({**settings, "a_s": engine.a_s})
+    settings = {"model": model.name, "weights": _fingerprint(model.params), "a_s": engine.a_s}
+    tag = digest({**settings, "dtype": model.dtype.name, "horizons": horizons.digest})
     blocks = list(cut(problems, layout))
     device: Device | None = None
     with tqdm(total=len(blocks) * len(arms), desc="controlled", unit="cell") as bar:
@@ -68,6 +70,15 @@ def run_controlled(
                 store.append(keys[arm.name], run.measure(recipes[arm.name], reference))
                 bar.update()
     return {arm.name: _outcomes(arm, recipes[arm.name], blocks, store, tag) for arm in arms}
+
+
+def _fingerprint(params: Any) -> str:
+    """Of the values of all weights: a model that was trained again under its name is another."""
+    moments = [
+        (float(jnp.sum(w)), float(jnp.sum(jnp.square(w))))
+        for w in (leaf.astype(jnp.float32) for leaf in jax.tree.leaves(params))
+    ]
+    return hashlib.sha256(repr(moments).encode()).hexdigest()[:16]
 
 
 def layout_for(problems: Sequence[Problem], engine: EngineConfig) -> Layout:

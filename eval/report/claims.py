@@ -241,8 +241,8 @@ def _horizons(t: Tables) -> Iterator[Finding]:
         values = [(case, t.horizons.value(case, pair, "median")) for case in t.horizons.cases]
         rule = f"median Spearman of {pair} > {least}"
         known = [v for _, v in values if v is not None]
-        text = number(known[0]) if known else "not measured"
-        yield Finding("weights tell horizons", rule, text, known[0] > least if known else None)
+        text = ", ".join(number(v) for v in known) or "not measured"
+        yield Finding("weights tell horizons", rule, text, min(known) > least if known else None)
 
 
 RULES = (_skills, _components, _masks, _refresh, _tail, _horizons)

@@ -54,10 +54,11 @@ class Problem:
 
     @property
     def digest(self) -> str:
-        """Of the ids, of where the prefix ends and of what ends the answer: equal in two runs if
-        the problem is."""
+        """Of the ids, of where the prefix ends, of what ends the answer and of how it is scored:
+        equal in two runs if the problem is."""
         data = np.array([self.boundary, *self.prompt], np.int64).tobytes()
-        return hashlib.sha256(data + repr(self.stop).encode()).hexdigest()[:16]
+        answer = (self.stop, self.answer_ids, self.references, self.scorer)
+        return hashlib.sha256(data + repr(answer).encode()).hexdigest()[:16]
 
     def generating(self, max_tokens: int | None) -> Problem:
         """The same with another bound on the output; None changes nothing."""

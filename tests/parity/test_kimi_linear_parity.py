@@ -14,6 +14,7 @@ pytest.importorskip("torch", reason="live parity needs the extra `parity`")
 
 from jhybrid.convert.__main__ import main
 from jhybrid.convert.verify import dense_logits, torch_logits
+from jhybrid.demo import MODELS
 from jhybrid.hf_config import model_config, read_hf_config
 from jhybrid.sharding import make_mesh
 from jhybrid.weights import load_hf_params, load_params, named
@@ -104,3 +105,9 @@ def test_safe_gate_is_that_of_glm5_next() -> None:
     assert -5 <= expected.min() < expected.max() <= 0
     np.testing.assert_allclose(np.asarray(found), expected, rtol=1e-5, atol=1e-6)
     assert jax.eval_shape(lambda: found).dtype == jnp.float32
+
+
+def test_verify_of_the_bundled_model(tmp_path: Path) -> None:
+    """In bfloat16, where convolutions and decays stay as exact as the file has them."""
+    source = str(MODELS["demo-kda"])
+    assert main([source, str(tmp_path / "out"), "--verify", "--dtype", "bfloat16"]) == 0
