@@ -41,6 +41,7 @@ def test_the_same_memory_holds_more_compressed_checkpoints() -> None:
             slots=sizes.native_slots,
             compressed_slots=sizes.compressed_slots,
             watermark=sizes.watermark,
+            own_programs=True,  # what its pools take is measured
             **{**flags, "recovery": recovery},
         )
         found[recovery] = drive(engine, LOAD)

@@ -120,7 +120,7 @@ def engine_of(
     """Any model's parameters (as `tp` ranks hold them) behind such an engine.
 
     `plan` stands in for the one that `w_max` selects. With `own_programs` the engine finds nothing
-    that others have compiled.
+    that others have compiled, and its pools are no larger than asked for.
     """
     settings = {
         "max_running": 4,
@@ -150,12 +150,12 @@ def engine_of(
         buckets,
         pages=max(pages, PAGES),
         page_size=config.page_size,
-        slots=max(slots, SLOTS),
+        slots=slots if own_programs else max(slots, SLOTS),
         max_running=config.max_running,
         valid_vocab=valid_vocab,
         dtype=dtype,
         compression=compression,
-        compressed_slots=max(compressed_slots, SLOTS),
+        compressed_slots=compressed_slots if own_programs else max(compressed_slots, SLOTS),
         input_pages=max(input_pages or pages, PAGES) if config.group_inputs else 0,
         input_dtype=input_dtype(config),
         host=config.host_memory is not None,
