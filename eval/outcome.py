@@ -51,9 +51,10 @@ def write_results(
     for problem in problems:
         for case in cases(problem):
             members[case].append(problem_id(problem))
+    first = next(iter(outcomes))
     for case, ids in members.items():
         families: dict[str, list[tuple[float, float]]] = defaultdict(list)
-        first, base = next(iter(outcomes)), [next(iter(outcomes.values()))[i] for i in ids]
+        base = [outcomes[first][i] for i in ids]
         for arm, found in outcomes.items():
             own = [found[i] for i in ids]
             for metric, value, unit, n in _figures(own, None if arm == first else base):
