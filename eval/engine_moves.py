@@ -24,6 +24,8 @@ from jhybrid.engine.engine import Engine
 from jhybrid.engine.request import PrefixCacheOptions, RecoveryName, Request, SamplingParams
 
 from .results import Result, ResultsFile
+from .ttft_timeline import record as timeline
+from .ttft_timeline import show
 
 SUITE = "engine-moves"
 STREAM_PROMPT = 4  # tokens; few, so that all streams start in one step
@@ -43,6 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--steps", type=positive, default=60, metavar="N", help="of a window")
     group.add_argument("--rounds", type=positive, default=8, metavar="N", help="windows an arm")
+    group.add_argument("--timelines", action="store_true", help="profile one more hit an arm")
 
 
 def _rates(text: str) -> list[int]:
@@ -67,7 +70,8 @@ def run(args: argparse.Namespace) -> None:
 
     load = Load(engine)
     case = f"hit/{args.matched}"
-    for arm, (times, replayed) in hits(load, args.matched, args.suffix, args.repeat).items():
+    measured = hits(load, args.matched, args.suffix, args.repeat, args.timelines)
+    for arm, (times, replayed) in measured.items():
         record(case, arm, "ttft", 1e3 * statistics.median(times), "ms", len(times))
         record(case, arm, "replayed", replayed, "tokens", len(times))
     windows = decode_windows(load, args.streams, args.rates, args.steps, args.rounds)
@@ -149,7 +153,7 @@ class Load:
 
 
 def hits(
-    load: Load, matched: int, suffix: int, repeat: int
+    load: Load, matched: int, suffix: int, repeat: int, timelines: bool = False
 ) -> dict[RecoveryName, tuple[list[float], int]]:
     """Seconds of each hit, and tokens replayed, by recovery; one first that is not counted.
 
@@ -179,6 +183,8 @@ def hits(
             seconds, replayed = hit(recovery)
             before = found[recovery][0] if number > 1 else []
             found[recovery] = [*before, seconds], replayed
+    for recovery in found if timelines else ():
+        print(recovery, show(timeline(lambda arm=recovery: hit(arm))), flush=True)
     return found
 
 
