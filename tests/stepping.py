@@ -14,7 +14,6 @@ from jax.sharding import Mesh
 
 from jhybrid.batch import Caches, DecodeBatch, PrefillBatch
 from jhybrid.config import ModelConfig
-from jhybrid.engine.programs import CPU_OPTIONS
 from jhybrid.models.hybrid import forward, logits
 from jhybrid.models.specs import ModelParams, cache_partition, cache_specs, model_partition
 from jhybrid.params import map_specs
@@ -97,4 +96,4 @@ def _compiled(config: ModelConfig, mesh: Mesh) -> Any:
     caches = cache_partition(config)
     ins, outs = (model_partition(config), caches, REPLICATED), (REPLICATED, caches)
     wrapped = sharded(run, mesh, ins, outs)
-    return jax.jit(wrapped, donate_argnums=1, compiler_options=CPU_OPTIONS)
+    return jax.jit(wrapped, donate_argnums=1)

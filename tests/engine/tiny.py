@@ -161,8 +161,15 @@ def engine_of(
         host=config.host_memory is not None,
     )
     if not own_programs:
-        static = model, buckets, tp, config.page_size, valid_vocab, runner.input_dtype
-        runner.programs.executables = _executables(*static, _shapes(runner))
+        compile_one, known = runner.programs.compile, _compiled(model, tp, valid_vocab)
+
+        def compile_once(name: str, args: Any) -> Any:
+            key = name, *_shapes(args)
+            if key not in known:
+                known[key] = compile_one(name, args)
+            return known[key]
+
+        runner.programs.compile = compile_once
     cache = CacheManager(
         pages,
         config.page_size,
@@ -186,18 +193,15 @@ def engine_of(
     )
 
 
-def _shapes(runner: ModelRunner) -> tuple[Any, ...]:
-    """Of all that a runner gives to its programs, and how it is packed."""
-    held: list[Any] = [runner.params, runner.caches, runner.rows, runner.compressed]
-    if runner.compression is not None:
-        held.append(runner.maps)
-    leaves, tree = jax.tree.flatten(held)
-    return (tree, tuple(runner.host_rows), *((x.shape, x.dtype) for x in leaves))
+def _shapes(args: Any) -> tuple[Any, ...]:
+    """Of the arguments of a program, and how they are packed."""
+    leaves, tree = jax.tree.flatten(args)
+    return tree, *((x.shape, x.dtype) for x in leaves)
 
 
 @functools.cache
-def _executables(*key: Any) -> dict[Any, Any]:
-    """One for all engines whose programs are the same, as arrays are arguments of them."""
+def _compiled(*key: Any) -> dict[Any, Any]:
+    """One for all engines whose functions compute the same, as arrays are arguments of them."""
     return {}
 
 
