@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from pathlib import Path
 
@@ -27,6 +28,12 @@ jax.config.update("jax_numpy_dtype_promotion", "strict")
 # Engines of the same shapes recur over tests and workers: let them share what is compiled.
 jax.config.update("jax_compilation_cache_dir", str(Path(__file__).parents[1] / "build" / "xla"))
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+
+
+def pytest_collection_finish() -> None:
+    """Tracing makes much garbage: let its collection pass over what the modules hold for good."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

@@ -235,7 +235,7 @@ def test_ragged_batch_equals_each_sequence_alone(
 def test_split_anywhere_is_whole(case: Case) -> None:
     x, start = inputs(case, 100), state_of(case)
     whole_o, whole_state = chunk(*x, start)
-    for cut in (1, 31, 64):
+    for cut in (1, 36, 64):  # of two of them the parts have the same lengths
         first_o, state = chunk(*(y[:cut] for y in x), start)
         second_o, state = chunk(*(y[cut:] for y in x), state)
         assert_close("o", np.concatenate([first_o, second_o]), whole_o, 1e-6)
@@ -279,6 +279,6 @@ def test_gradients_are_finite_under_strong_decay() -> None:
     case = Case("grad", per_channel=True, key_heads=2, heads=2, decay="strong")
     x = inputs(case, 70)
     x = each(lambda y: jnp.asarray(y, jnp.float32), x)
-    grads = jax.grad(lambda *y: chunk_gated_delta_rule(*y)[0].sum(), argnums=range(5))(*x)
-    for grad in grads:
+    gradients = jax.grad(lambda *y: chunk_gated_delta_rule(*y)[0].sum(), argnums=range(5))
+    for grad in jax.jit(gradients)(*x):
         assert np.isfinite(np.asarray(grad)).all()

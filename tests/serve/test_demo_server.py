@@ -26,7 +26,7 @@ START_SECONDS = 400  # compiling on a slow, busy machine
 def url() -> Iterator[str]:
     """Address of a demo server of its own; it must end well when told to."""
     command = [sys.executable, "-m", "jhybrid.serve", "--port", "0", "--max-running", "8"]
-    command += ["--max-prefill-tokens", "256", "--max-context", "4096"]
+    command += ["--max-prefill-tokens", "64", "--max-context", "4096"]
     command += ["--group-inputs", "all", "--host-memory", "64MiB"]
     command += ["--compilation-cache", str(ROOT / "build" / "xla")]
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
