@@ -20,7 +20,7 @@ class PrefillTuning:
     chunk: int = 64
     invert_warps: int = 1
     decay_leaf: int = 16  # KDA: rows whose decays share one anchor; see channel_decay.py
-    key_block: int = 64  # channels of keys and of values taken at a time before the scan
+    key_block: int = 64  # channels of keys taken at a time before the scan
     product_warps: int = 2
     value_block: int = 64
     scan_warps: int = 4
@@ -43,12 +43,13 @@ class PrefillTuning:
         if dtype == jnp.bfloat16 and per_channel:
             return cls(key_block=128, value_block=32)
         if dtype == jnp.bfloat16:
-            return cls(key_block=32, scan_stages=5, turn_by_product=True)
+            return cls(key_block=128, product_warps=4, scan_stages=5, turn_by_product=True)
         return cls(
             products="tf32x3",
             leaf_products="tf32x3",
             decay_leaf=4,
             key_block=32,
+            product_warps=2 if per_channel else 8,
             value_block=32,
             scan_warps=8,
             scan_stages=1,
