@@ -23,18 +23,19 @@ LEAST = -40.0  # log2 of a decay
 
 def head_products(t: Tile) -> None:
     parts = list(power_of_two_blocks(t.options.key_dim, t.options.tuning.key_block))
-    q, k = t.load_keys(0, t.size, t.head, parts)  # no load waits for another
+    q, k = t.load_keys(0, t.size, t.head, parts)
+    values = [t.load_values(t.head, place) for place in range(t.group)]
     heads = [t.head * t.group + place for place in range(t.group)]
     gates = [(t.log2_decay(0, t.size, head), t.beta(0, t.size, head)) for head in heads]
+    for head, of_head in zip(heads, values, strict=True):  # first: they hold half of the registers
+        t.store_value_size(head, of_head)
     k = _store_units(t, t.out.k, k, parts, 1.0)
     kk, qk = _products(t, k, k), None
     if q is not None:
         q = _store_units(t, t.out.q, q, parts, t.options.key_dim**-0.5)
         qk = _products(t, q, k)
-    for place, (head, (g, beta)) in enumerate(zip(heads, gates, strict=True)):
-        values = t.load_values(t.head, place)  # on their way meanwhile
+    for head, (g, beta) in zip(heads, gates, strict=True):
         _store_products(t, head, kk, qk, g, beta)
-        t.store_value_size(head, values)
 
 
 def _store_units(
@@ -79,7 +80,7 @@ def _store_products(t: Tile, head: Any, kk: Array, qk: Array | None, g: Array, b
     upto, whole = _sums(g)
     i, j = iota(kk.shape, 0), iota(kk.shape, 1)
     between = _Sums(*(x[:, None] for x in upto)) - _Sums(*(x[None, :] for x in upto))
-    decay = t.exp2(jnp.where(i >= j, between, 0.0))
+    decay = t.exp2(between)  # any number above the diagonal, infinity too
     out.t[cell] = jnp.where(i > j, kk * decay * beta[:, None], 0.0).astype(out.t.dtype)
     if qk is not None:
         out.p[cell] = jnp.where(i >= j, qk * decay, 0.0).astype(out.p.dtype)

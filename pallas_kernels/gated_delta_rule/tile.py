@@ -3,7 +3,7 @@
 KDA's products and the inverse give a tile of tokens to one warp or two, which take it in blocks of
 16 rows, the smallest the tensor cores multiply. So few warps wait little for each other and hold
 little, so that many tiles are in flight on a multiprocessor: only that hides chains of small
-products. GDN's products are two of the whole tile, and no chain: four warps share them.
+products. GDN's products are two of the whole tile, and no chain: eight warps share them.
 """
 
 from __future__ import annotations
