@@ -131,8 +131,10 @@ class _Chain:
             return _Scalings(v, decay, None)
         return _Scalings(v, (tiles.decay[tile, self.head],), tiles.from_start[tile, self.head])
 
-    def tile_step(self, segment: Array, tile: Array, state: State, ahead: _Scalings,
-                  unit: Array) -> State:  # fmt: skip
+    def tile_step(
+        self, segment: Array, unit: Array, tile: Array, carry: tuple[State, _Scalings]
+    ) -> tuple[State, _Scalings]:
+        state, ahead = carry
         tiles, dot, flip = self.tiles, self.dot, self.flip
 
         def of_state(rows: list[Array]) -> Array:
@@ -164,6 +166,8 @@ class _Chain:
         else:
             rest = known * self.of_rows(-ahead.from_start, known.shape) + v
         new = of_tokens(tiles.t[tile, self.head], rest)
+        # Not sooner: a step begins with a fence, which waits for every load on its way.
+        following = self.read_ahead(segment, tile + 1)
         if self.options.outputs:
             o = of_state(key_tile(tiles.q))
             if ahead.from_start is not None:
@@ -179,10 +183,11 @@ class _Chain:
         else:
             new = new * self.of_rows(tiles.to_end[tile, self.head], new.shape)
             decays = list(ahead.decay) * len(k)
-        return tuple(
+        state = tuple(
             s * decay + (dot(new, x) if flip else dot(x, new, ta=True))
             for s, decay, x in zip(state, decays, k, strict=True)
         )
+        return state, following
 
     def run(self, new_pool_ref: Any) -> None:
         inputs = self.inputs
@@ -192,12 +197,8 @@ class _Chain:
         def segment_step(segment: Array, state: State) -> State:
             first, behind = inputs.tile[segment], inputs.tile[segment + 1]
 
-            def step(tile: Array, carry: tuple[State, _Scalings]) -> tuple[State, _Scalings]:
-                state, ahead = carry
-                following = self.read_ahead(segment, tile + 1)
-                return self.tile_step(segment, tile, state, ahead, unit), following
-
             carry = (state, self.read_ahead(segment, first))
+            step = functools.partial(self.tile_step, segment, unit)
             state, _ = lax.fori_loop(first, behind, step, carry)
             self.write_state(new_pool_ref, segment, state, unit)
             return state
