@@ -30,10 +30,11 @@ def head_products(t: Tile) -> None:
     for head, of_head in zip(heads, values, strict=True):  # first: they hold half of the registers
         t.store_value_size(head, of_head)
     k = _store_units(t, t.out.k, k, parts, 1.0)
-    kk, qk = _products(t, k, k), None
+    i, j = iota((t.size, t.size), 0), iota((t.size, t.size), 1)
+    kk, qk = jnp.where(i > j, _products(t, k, k), 0.0), None
     if q is not None:
         q = _store_units(t, t.out.q, q, parts, t.options.key_dim**-0.5)
-        qk = _products(t, q, k)
+        qk = jnp.where(i >= j, _products(t, q, k), 0.0)
     for head, (g, beta) in zip(heads, gates, strict=True):
         _store_products(t, head, kk, qk, g, beta)
 
@@ -75,15 +76,14 @@ def _sums(g: Array) -> tuple[_Sums, _Sums]:
 
 
 def _store_products(t: Tile, head: Any, kk: Array, qk: Array | None, g: Array, beta: Array) -> None:
-    """Everything of a value head; g [C] in base 2."""
+    """Everything of a value head; products are 0 above the diagonal, g [C] is in base 2."""
     out, cell = t.out, (t.index, head)
     upto, whole = _sums(g)
-    i, j = iota(kk.shape, 0), iota(kk.shape, 1)
     between = _Sums(*(x[:, None] for x in upto)) - _Sums(*(x[None, :] for x in upto))
-    decay = t.exp2(between)  # any number above the diagonal, infinity too
-    out.t[cell] = jnp.where(i > j, kk * decay * beta[:, None], 0.0).astype(out.t.dtype)
+    decay = t.exp2(jnp.minimum(between, 0.0))  # positive above the diagonal, where products are 0
+    out.t[cell] = (kk * decay * beta[:, None]).astype(out.t.dtype)
     if qk is not None:
-        out.p[cell] = jnp.where(i >= j, qk * decay, 0.0).astype(out.p.dtype)
+        out.p[cell] = (qk * decay).astype(out.p.dtype)
     out.beta[cell] = beta
     out.from_start[cell] = t.exp2(upto.coarse + upto.fine)
     out.to_end[cell] = t.exp2(whole - upto)
