@@ -56,30 +56,30 @@ def _products(t: Tile, rows: list[Array], columns: list[Array]) -> Array:
     return functools.reduce(jnp.add, dots)
 
 
-class _Sums(NamedTuple):
+class Sums(NamedTuple):
     """Of log2-decays: coarse + fine, of which the coarse parts and their differences are exact."""
 
     coarse: Array
     fine: Array
 
-    def __sub__(self, other: _Sums) -> Array:
+    def __sub__(self, other: Sums) -> Array:
         return (self.coarse - other.coarse) + (self.fine - other.fine)
 
 
-def _sums(g: Array) -> tuple[_Sums, _Sums]:
+def sums_of(g: Array) -> tuple[Sums, Sums]:
     """From the tile's start to each token's end [C], and the whole. 64 multiples of 2^-12 down to
     -LEAST have sums of 24 bits; 2^LEAST is nothing beside 1."""
     g = jnp.maximum(g, LEAST)
     coarse = jnp.floor(g * 2.0**12) * 2.0**-12
-    parts = _Sums(coarse, g - coarse)
-    return _Sums(*map(jnp.cumsum, parts)), _Sums(*map(jnp.sum, parts))
+    parts = Sums(coarse, g - coarse)
+    return Sums(*map(jnp.cumsum, parts)), Sums(*map(jnp.sum, parts))
 
 
 def _store_products(t: Tile, head: Any, kk: Array, qk: Array | None, g: Array, beta: Array) -> None:
     """Everything of a value head; products are 0 above the diagonal, g [C] is in base 2."""
     out, cell = t.out, (t.index, head)
-    upto, whole = _sums(g)
-    between = _Sums(*(x[:, None] for x in upto)) - _Sums(*(x[None, :] for x in upto))
+    upto, whole = sums_of(g)
+    between = Sums(*(x[:, None] for x in upto)) - Sums(*(x[None, :] for x in upto))
     decay = t.exp2(jnp.minimum(between, 0.0))  # positive above the diagonal, where products are 0
     out.t[cell] = (kk * decay * beta[:, None]).astype(out.t.dtype)
     if qk is not None:
