@@ -21,85 +21,96 @@ from pallas_kernels.ragged import make_tile_ranges
 
 from .device_time import Loop
 from .kernel_cases import Data, KernelCase
+from .kernel_check import error_of, reference
 from .variant import Variant
 
 
-def _product_tunings(default: PrefillTuning) -> Iterator[PrefillTuning]:
-    for warps in (1, 2):
-        for block in (32, 64, 128):
-            yield replace(default, product_warps=warps, key_block=block)
-
-
-def _invert_tunings(default: PrefillTuning) -> Iterator[PrefillTuning]:
-    for warps in (1, 2):
-        yield replace(default, invert_warps=warps)
+def _product_tunings(default: PrefillTuning, per_channel: bool) -> Iterator[PrefillTuning]:
+    cuts = ((1, 64), (2, 64), (2, 128)) if per_channel else ((4, 128), (8, 64), (8, 128))
+    for warps, block in cuts:
+        yield replace(default, product_warps=warps, key_block=block)
 
 
 def _scan_tunings(default: PrefillTuning) -> Iterator[PrefillTuning]:
     forms: tuple[tuple[dict[str, Any], tuple[int, ...]], ...] = (
-        ({"value_block": 64, "turn_by_product": True}, (5,)),
-        ({"value_block": 64, "turn_by_product": True, "scan_warps": 8}, (2, 3, 5)),
-        ({"value_block": 64, "scan_warps": 8}, (2, 3, 4)),
-        ({"value_block": 32}, (3, 4)),
-        ({"value_block": 32, "scan_warps": 2}, (3, 4)),
-        ({"value_block": 64, "transposed": False, "scan_warps": 8}, (3,)),
-        ({"value_block": 32, "transposed": False}, (3,)),
+        ({}, (3, 4, 5)),
+        ({"scan_warps": 8}, (5,)),
+        ({"turn_by_product": False}, (3,)),
+        ({"turn_by_product": False, "value_block": 32}, (3,)),
     )
     for form, stages in forms:
         for n in stages:
-            plain = {"turn_by_product": False, "scan_warps": 4}
-            yield replace(default, **{**plain, **form}, scan_stages=n)
+            yield replace(default, **form, scan_stages=n)
+
+
+def _decode_tunings(default: DecodeTuning) -> Iterator[DecodeTuning]:
+    for block, warps, blocks in (
+        (16, 1, 1), (16, 2, 1), (16, 2, 4), (32, 2, 1), (32, 4, 1), (32, 4, 2), (32, 4, 4),
+        (64, 4, 1), (64, 8, 1), (64, 8, 2), (128, 8, 1),
+    ):  # fmt: skip
+        yield replace(default, value_block=block, warps=warps, blocks=blocks)
+    yield replace(default, evict_first=True)
 
 
 def variants(case: KernelCase, interpret: bool) -> list[Variant]:
+    """Each of a prefill's kernels by itself, and the whole; the error is always of the whole."""
     expected = 4 * case.floor_bytes / 4e12
+    most = 2 if interpret else None
+    answer = reference(case)
     if case.decode:
         default = DecodeTuning.default(case.sequences, case.shape.heads)
-        tunings = [
-            DecodeTuning(block, warps)
-            for block in (16, 32, 64, 128)
-            for warps in (1, 2, 4, 8)
-            if 8 <= block * case.shape.key_dim // (32 * warps) <= 128
-        ]
+        steps = [(t, _decode_step(t, interpret)) for t in list(_decode_tunings(default))[:most]]
         return [
-            Variant("decode", t, default, _decode_loop(case, t, expected, interpret))
-            for t in tunings[: 2 if interpret else None]
+            Variant("decode", t, default, _loop(case, step, expected), _check(case, step, answer))
+            for t, step in steps
         ]
-    default = PrefillTuning.default(jnp.bfloat16, case.shape.per_channel)
-    out = [Variant("prefill", default, default, _prefill_loop(case, default, expected, interpret))]
+    per_channel = case.shape.per_channel
+    default = PrefillTuning.default(jnp.bfloat16, per_channel)
+    whole = _prefill_step(case, default, interpret)
+    check = _check(case, whole, answer)
+    out = [Variant("prefill", default, default, _loop(case, whole, expected), check)]
     for kernel, make, tunings in (
-        ("products", _products_loop, _product_tunings(default)),
-        ("invert", _invert_loop, _invert_tunings(default)),
+        ("products", _products_loop, _product_tunings(default, per_channel)),
+        ("invert", _invert_loop, (default,)),
         ("scan", _scan_loop, _scan_tunings(default)),
     ):
-        for t in list(tunings)[: 2 if interpret else None]:
-            out.append(Variant(kernel, t, default, make(case, t, expected, interpret)))
+        for t in list(tunings)[:most]:
+            check = _check(case, _prefill_step(case, t, interpret), answer)
+            out.append(Variant(kernel, t, default, make(case, t, expected, interpret), check))
     return out
+
+
+Step = Callable[[Any, Data], Any]  # (pool, data) -> (o, pool)
+Answer = tuple[jax.Array, jax.Array]
+
+
+def _check(case: KernelCase, step: Step, answer: Answer) -> Callable[[], float]:
+    return lambda: error_of(case, jax.jit(step), answer)
+
+
+def _loop(case: KernelCase, step: Step, expected: float) -> Callable[[], Loop]:
+    return lambda: Loop(step, _sets(case), case.pool(), expected)
 
 
 def _sets(case: KernelCase) -> list[Data]:
     return [case.data(seed) for seed in range(case.sets)]
 
 
-def _decode_loop(
-    case: KernelCase, tuning: DecodeTuning, expected: float, interpret: bool
-) -> Callable[[], Loop]:
+def _decode_step(tuning: DecodeTuning, interpret: bool) -> Step:
     def step(pool: Any, data: Data) -> Any:
         return decode(
             data.qkv, data.gates, pool, 0, data.slots, SOFTPLUS,
             tuning=tuning, interpret=interpret,
         )  # fmt: skip
 
-    return lambda: Loop(step, _sets(case), case.pool(), expected)
+    return step
 
 
 def _sets_of(gates: Gates) -> Gates:
     return gates._replace(A_log=gates.A_log[None], dt_bias=gates.dt_bias[None])
 
 
-def _prefill_loop(
-    case: KernelCase, tuning: PrefillTuning, expected: float, interpret: bool
-) -> Callable[[], Loop]:
+def _prefill_step(case: KernelCase, tuning: PrefillTuning, interpret: bool) -> Step:
     def step(pool: Any, data: Data) -> Any:
         segments = case.segments(data.slots)
         return ragged_prefill(
@@ -107,7 +118,7 @@ def _prefill_loop(
             segments, SOFTPLUS, tuning=tuning, interpret=interpret,
         )  # fmt: skip
 
-    return lambda: Loop(step, _sets(case), case.pool(), expected)
+    return step
 
 
 def _options(case: KernelCase, tuning: PrefillTuning, interpret: bool) -> Options:

@@ -15,14 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
-
-from pallas_kernels.gated_delta_rule import decode_gated_delta_rule, ragged_gated_delta_rule
 
 from . import fla_peer
 from .attention_cases import AttentionCase, attention_cases, tiny_attention_cases
 from .device_time import REPEAT, Loop, copy_rate, matrix_rate
-from .kernel_cases import Data, KernelCase, delta_rule_cases, relative_rms, tiny_cases
+from .kernel_cases import Data, KernelCase, delta_rule_cases, tiny_cases
+from .kernel_check import error_of, op, reference
 from .kernel_variants import variants
 from .op_case import OpCase
 from .op_cases import op_cases, tiny_op_cases
@@ -71,26 +69,15 @@ def run(args: argparse.Namespace) -> None:
         _run_arms(cases, results, (rate, products), args.arms.split(","), args.dry_run)
 
 
-def op(case: KernelCase, pool: Any, data: Data, implementation: Any, interpret: bool) -> Any:
-    """(o, pool)"""
-    options = {"implementation": implementation, "interpret": interpret}
-    if case.decode:
-        return decode_gated_delta_rule(data.qkv, data.gates, pool, 0, data.slots, **options)
-    segments = case.segments(data.slots)
-    return ragged_gated_delta_rule(data.qkv, data.gates, pool, 0, segments, **options)
-
-
 def check(case: Case, interpret: bool) -> float:
     """The larger relative RMS of outputs and states, against float32 arithmetic in XLA."""
     if not isinstance(case, KernelCase):
         return case.check(interpret)
-    data, pool = case.data(0), case.pool()
-    wide = data._replace(qkv=data.qkv.astype(jnp.float32))
-    run = jax.jit(op, static_argnums=(0, 3, 4))
-    o, after = run(case, pool, data, "pallas", interpret)
-    expected, expected_after = run(case, pool, wide, "xla", False)
-    slots = data.slots
-    return max(relative_rms(o, expected), relative_rms(after[slots, 0], expected_after[slots, 0]))
+
+    def step(pool: Any, data: Data) -> Any:
+        return op(case, pool, data, "pallas", interpret)
+
+    return error_of(case, jax.jit(step), reference(case))
 
 
 def _loop(case: Case, implementation: str, expected: float, interpret: bool) -> Loop | None:
@@ -196,33 +183,42 @@ def _row(name: str, times: dict[str, float]) -> str:
 
 def _run_variants(cases: list[Case], results: ResultsFile, interpret: bool) -> None:
     for case in cases:
-        found: list[tuple[float, Variant]] = []
+        found: list[tuple[float, float | None, Variant]] = []
         mine = isinstance(case, KernelCase)
         batch = variants(case, interpret) if mine else case.variants(interpret)
         with ThreadPoolExecutor(8) as threads:
             loops = list(threads.map(_try_compile, batch))
-        for variant, loop in zip(batch, loops, strict=True):
+        for variant, (loop, off) in zip(batch, loops, strict=True):
             if loop is None:
                 continue
             try:
                 seconds = loop.seconds()
-            except Exception as error:
-                print(f"  {variant.kernel} {variant.label}: {error!r:.200}", flush=True)
+            except Exception as failure:
+                print(f"  {variant.kernel} {variant.label}: {failure!r:.200}", flush=True)
                 continue
-            found.append((seconds, variant))
+            found.append((seconds, off, variant))
             name = f"{variant.kernel}: {variant.tuning}"
             results.append(Result("kernels", case.name, name, "time", 1e3 * seconds, "ms", REPEAT))
+            if off is not None:
+                results.append(Result("kernels", case.name, name, "error", off, "relative RMS", 1))
         print(f"{case.name}", flush=True)
-        for seconds, variant in sorted(found, key=lambda pair: (pair[1].kernel, pair[0])):
-            print(f"  {variant.kernel:8} {1e3 * seconds:9.4f} ms  {variant.label}", flush=True)
+        for seconds, off, variant in sorted(found, key=lambda row: (row[2].kernel, row[0])):
+            error = "" if off is None else f"error {off:.1e}"
+            time = f"{1e3 * seconds:9.4f} ms"
+            print(f"  {variant.kernel:8} {time}  {error:14} {variant.label}", flush=True)
 
 
-def _try_compile(variant: Variant) -> Loop | None:
+def _try_compile(variant: Variant) -> tuple[Loop | None, float | None]:
+    """The compiled loop, None if there is none to time, and the error found."""
+    off = None
     try:
+        if variant.check is not None and not (off := variant.check()) <= BOUND:
+            print(f"  {variant.kernel} {variant.label}: RED {off:.1e}, no time", flush=True)
+            return None, off
         loop = variant.loop()
         if loop is not None:
             loop.compile()
-    except Exception as error:  # too much shared memory, for one
-        print(f"  {variant.kernel} {variant.label}: {error!r:.200}", flush=True)
-        return None
-    return loop
+    except Exception as failure:  # too much shared memory, for one
+        print(f"  {variant.kernel} {variant.label}: {failure!r:.200}", flush=True)
+        return None, off
+    return loop, off

@@ -17,6 +17,7 @@ class Variant:
     tuning: Any
     default: Any
     loop: Callable[[], Loop | None]
+    check: Callable[[], float] | None = None  # relative RMS; None: nobody checks this one
 
     @property
     def label(self) -> str:

@@ -33,7 +33,7 @@ class _Rows(NamedTuple):
 
 def channel_products(t: Tile) -> None:
     key_head = t.head // t.group
-    t.store_value_sizes(key_head, [(t.head % t.group, t.head)])
+    t.store_value_size(t.head, t.load_values(key_head, t.head % t.group))
 
     def block_step(block: Array, before: tuple[Array, ...]) -> tuple[Array, ...]:
         beta = t.beta(block * BLOCK, BLOCK, t.head)
@@ -61,7 +61,7 @@ def _store_diagonal(
 ) -> list[_Rows]:
     """`before` is the decay from the tile's start to the block's, of each part."""
     inputs, out, outputs = t.inputs, t.out, t.options.outputs
-    queries, keys = t.load_keys(block, key_head, _parts(t))
+    queries, keys = t.load_keys(block * BLOCK, BLOCK, key_head, _parts(t))
     k_scale = t.unit_scale(keys)
     q_scale = None if queries is None else t.unit_scale(queries) * t.options.key_dim**-0.5
     zeros = jnp.zeros((BLOCK, BLOCK), jnp.float32)

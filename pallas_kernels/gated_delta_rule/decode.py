@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -19,8 +20,9 @@ from .reference import L2_EPS
 
 @dataclass(frozen=True)
 class DecodeTuning:
-    value_block: int = 64
+    value_block: int = 32
     warps: int = 4
+    blocks: int = 1  # value blocks of a program, each read while the one before is worked on
     evict_first: bool = (
         False  # of cached lines: states are larger than the cache and read once a step
     )
@@ -30,9 +32,7 @@ class DecodeTuning:
         """Few programs: small blocks, to spread one state over many multiprocessors."""
         if batch * heads <= 128:
             return cls(value_block=16, warps=2)
-        if batch * heads <= 1024:
-            return cls(value_block=32, warps=4)
-        return cls(value_block=64, warps=4)
+        return cls()
 
 
 def _kernel(
@@ -50,61 +50,70 @@ def _kernel(
     activation: Activation,
     tuning: DecodeTuning,
 ) -> None:
-    block, head, row = (pl.program_id(axis) for axis in range(3))
+    group_of_blocks, head, row = (pl.program_id(axis) for axis in range(3))
     (heads, key_dim, value_dim), width = pool_ref.shape[2:], tuning.value_block
     group = heads // qkv_ref.shape[1]
     key_head = head // group
     slot, layer = slot_ref[row], layer_ref[0]
-    values = pl.ds(block * width, width)
     policy = "evict_first" if tuning.evict_first else None
-    blocks = power_of_two_blocks(key_dim)
-
-    def read(first: Any, size: int) -> Array:
-        return qkv_ref[row, key_head, pl.ds(first, size)].astype(jnp.float32)
-
-    # Read before the slot is known to be one: no load waits for another.
-    q = [read(offset, size) for offset, size in blocks]
-    k = [read(key_dim + offset, size) for offset, size in blocks]
-    v = read(2 * key_dim + (head % group) * value_dim + block * width, width)
-    beta = activation.strength(beta_ref[row, head].astype(jnp.float32))
-    rate = rate_ref[head]
-    if len(z_ref.shape) == 3:
-        keys = [pl.ds(*cut) for cut in blocks]
-        z = [z_ref[row, head, part].astype(jnp.float32) for part in keys]
-        bias = [bias_ref[head, part] for part in keys]
-        g = [activation.log_decay(x, rate, b) for x, b in zip(z, bias, strict=True)]
-        decay = [jnp.exp(x)[:, None] for x in g]
-    else:
-        g = activation.log_decay(z_ref[row, head].astype(jnp.float32), rate, bias_ref[head])
-        decay = [jnp.exp(g)] * len(blocks)
+    keys = [pl.ds(*cut) for cut in power_of_two_blocks(key_dim)]
+    firsts = [(group_of_blocks * tuning.blocks + n) * width for n in range(tuning.blocks)]
 
     @pl.when(slot < 0)
     def _() -> None:  # padding: leave nothing uninitialised behind
-        o_ref[row, head, values] = jnp.zeros((width,), o_ref.dtype)
+        for first in firsts:
+            o_ref[row, head, pl.ds(first, width)] = jnp.zeros((width,), o_ref.dtype)
 
     @pl.when(slot >= 0)
     def _() -> None:
-        keys = [pl.ds(*cut) for cut in blocks]
-        states = [
-            plt.load(pool_ref.at[slot, layer, head, part, values], eviction_policy=policy)
-            for part in keys
+        def state(first: Any) -> list[Array]:
+            at = (slot, layer, head)
+            cells = [pool_ref.at[(*at, part, pl.ds(first, width))] for part in keys]
+            return [plt.load(cell, eviction_policy=policy) for cell in cells]
+
+        def read(first: Any, size: int) -> Array:
+            return qkv_ref[row, key_head, pl.ds(first, size)]
+
+        # The state is asked for first, and no load waits for another: a thread stops at the first
+        # use of what it has not got, be it only a conversion.
+        ahead = state(firsts[0])
+        raw = [
+            [read(offset + start, size) for offset, size in power_of_two_blocks(key_dim)]
+            for start in (0, key_dim)
         ]
+        values = 2 * key_dim + (head % group) * value_dim
+        v = [read(values + first, width) for first in firsts]
+        logit, rate = beta_ref[row, head], rate_ref[head]
+        if len(z_ref.shape) == 3:
+            z = [(z_ref[row, head, part], bias_ref[head, part]) for part in keys]
+        else:
+            z = [(z_ref[row, head], bias_ref[head])]
+
+        q, k = ([x.astype(jnp.float32) for x in parts] for parts in raw)
         q_scale = jax.lax.rsqrt(_sum(x * x for x in q) + L2_EPS) * key_dim**-0.5
         k_scale = jax.lax.rsqrt(_sum(x * x for x in k) + L2_EPS)
         unit = [x * k_scale for x in k]
-        states = [s.astype(jnp.float32) * d for s, d in zip(states, decay, strict=True)]
-        # S'^T q + (k . q) b u: the two reductions over the state wait for nothing but the state.
-        known = sum(jnp.sum(s * x[:, None], axis=0) for s, x in zip(states, unit, strict=True))
-        asked = sum(jnp.sum(s * x[:, None], axis=0) for s, x in zip(states, q, strict=True))
-        new = beta * (v - known)
-        o = q_scale * (asked + new * _sum(x * y for x, y in zip(q, unit, strict=True)))
-        o_ref[row, head, values] = o.astype(o_ref.dtype)
-        for part, s, x in zip(keys, states, unit, strict=True):
-            plt.store(
-                new_pool_ref.at[slot, layer, head, part, values],
-                (s + x[:, None] * new[None, :]).astype(new_pool_ref.dtype),
-                eviction_policy=policy,
-            )
+        both = _sum(x * y for x, y in zip(q, unit, strict=True))
+        beta = activation.strength(logit.astype(jnp.float32))
+        g = [activation.log_decay(x.astype(jnp.float32), rate, bias) for x, bias in z]
+        decay = [jnp.exp(x)[:, None] if x.ndim else jnp.exp(x) for x in g]
+        decay = decay if len(decay) == len(keys) else decay * len(keys)
+        for n, first in enumerate(firsts):
+            states = [s.astype(jnp.float32) * d for s, d in zip(ahead, decay, strict=True)]
+            if n + 1 < len(firsts):
+                ahead = state(firsts[n + 1])
+            # S'^T q + (k . q) b u: both reductions over the state wait for nothing but the state.
+            known = sum(jnp.sum(s * x[:, None], axis=0) for s, x in zip(states, unit, strict=True))
+            asked = sum(jnp.sum(s * x[:, None], axis=0) for s, x in zip(states, q, strict=True))
+            new = beta * (v[n].astype(jnp.float32) - known)
+            o = q_scale * (asked + new * both)
+            o_ref[row, head, pl.ds(first, width)] = o.astype(o_ref.dtype)
+            for part, s, x in zip(keys, states, unit, strict=True):
+                plt.store(
+                    new_pool_ref.at[slot, layer, head, part, pl.ds(first, width)],
+                    (s + x[:, None] * new[None, :]).astype(new_pool_ref.dtype),
+                    eviction_policy=policy,
+                )
 
 
 def _sum(parts: Any) -> Array:
@@ -122,15 +131,16 @@ def decode(
     tuning: DecodeTuning | None = None,
     interpret: bool = False,
 ) -> tuple[Array, Array]:
-    """`decode_gated_delta_rule` as a kernel: one program a (value block, value head, sequence)."""
+    """`decode_gated_delta_rule` as a kernel: a program for each (value blocks, head, sequence)."""
     batch, (heads, _, value_dim) = qkv.shape[0], pool.shape[2:]
     tuning = tuning or DecodeTuning.default(batch, heads)
     width = dividing_block(value_dim, tuning.value_block)
-    tuning = DecodeTuning(width, tuning.warps, tuning.evict_first)
+    blocks = math.gcd(value_dim // width, tuning.blocks)
+    tuning = replace(tuning, value_block=width, blocks=blocks)
     call = triton_call(
         functools.partial(_kernel, activation=activation, tuning=tuning),
         "gated_delta_rule_decode",
-        (value_dim // width, heads, batch),
+        (value_dim // (width * blocks), heads, batch),
         (
             jax.ShapeDtypeStruct((batch, heads, value_dim), qkv.dtype),
             jax.ShapeDtypeStruct(pool.shape, pool.dtype),

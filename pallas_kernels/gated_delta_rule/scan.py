@@ -24,7 +24,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plt
 
 from ..ragged import CONTINUE, Segments, TileRanges, chain_end
-from ..triton import Dot, dividing_block, iota, multiply_add, power_of_two_blocks, triton_call
+from ..triton import Dot, dividing_block, iota, power_of_two_blocks, triton_call
 from .tile import Options, Prepared
 
 State = tuple[Array, ...]  # one array a block of key channels
@@ -45,10 +45,9 @@ class _Inputs(NamedTuple):
 class _Scalings(NamedTuple):
     """Of a tile, in registers: read one tile ahead, so that no step waits for memory."""
 
-    v: Array
+    v: Array | None
     decay: tuple[Array, ...]
     from_start: Array | None
-    to_end: Array | None
 
 
 class _Chain:
@@ -59,6 +58,7 @@ class _Chain:
         self.block, self.head, self.chain = (pl.program_id(axis) for axis in range(3))
         self.size, self.width = options.tuning.chunk, width
         self.flip = options.tuning.transposed
+        self.turn_by_product = options.tuning.turn_by_product and self.flip
         heads, key_heads = tiles.t.shape[1], inputs.qkv.shape[1]
         self.per_channel = tiles.k_to_end is not None
         self.key_head = self.head // (heads // key_heads)
@@ -76,10 +76,6 @@ class _Chain:
     def of_rows(self, rows: Array, shape: tuple[int, ...]) -> Array:
         """Scales of rows [C] for [C, V], or [V, C]."""
         return jnp.broadcast_to(rows[None, :] if self.flip else rows[:, None], shape)
-
-    def add_scaled(self, x: Array, rows: Array, y: Array) -> Array:
-        """x, its rows scaled, and y."""
-        return multiply_add(x, self.of_rows(rows, x.shape), y, self.options.interpret)
 
     def read_state(self) -> State:
         slot, layer = self.inputs.load[self.chain], self.inputs.layer[self.chain]
@@ -128,16 +124,17 @@ class _Chain:
     def read_ahead(self, segment: Array, tile: Array) -> _Scalings:
         """Of a tile of the segment; zeros behind its last."""
         tiles = self.tiles
-        v = self.values_of(segment, tile)
+        v = None if self.turn_by_product else self.values_of(segment, tile)
         tile = jnp.minimum(tile, tiles.t.shape[0] - 1)
         if self.per_channel:
             decay = tuple(tiles.decay[tile, self.head, part] for part in self.parts)
-            return _Scalings(v, decay, None, None)
-        rows = (ref[tile, self.head] for ref in (tiles.from_start, tiles.to_end))
-        return _Scalings(v, (tiles.decay[tile, self.head],), *rows)
+            return _Scalings(v, decay, None)
+        return _Scalings(v, (tiles.decay[tile, self.head],), tiles.from_start[tile, self.head])
 
-    def tile_step(self, segment: Array, tile: Array, state: State, ahead: _Scalings,
-                  unit: Array) -> State:  # fmt: skip
+    def tile_step(
+        self, segment: Array, unit: Array, tile: Array, carry: tuple[State, _Scalings]
+    ) -> tuple[State, _Scalings]:
+        state, ahead = carry
         tiles, dot, flip = self.tiles, self.dot, self.flip
 
         def of_state(rows: list[Array]) -> Array:
@@ -161,18 +158,21 @@ class _Chain:
             scaled = jnp.where(diagonal, 1.0 / unit, 0.0).astype(jnp.bfloat16)  # exact
             v = Dot("bf16", self.options.interpret)(self.values_of(segment, tile), scaled, ta=True)
         else:
+            assert ahead.v is not None
             v = self.turned(ahead.v).astype(jnp.float32) * (1.0 / unit)
+        # Sums of a product and something known before it cost nothing: it starts from that.
         if ahead.from_start is None:
             rest = v - known
         else:
-            rest = self.add_scaled(known, -ahead.from_start, v)
+            rest = known * self.of_rows(-ahead.from_start, known.shape) + v
         new = of_tokens(tiles.t[tile, self.head], rest)
+        # Not sooner: a step begins with a fence, which waits for every load on its way.
+        following = self.read_ahead(segment, tile + 1)
         if self.options.outputs:
-            o, more = of_state(key_tile(tiles.q)), of_tokens(tiles.p[tile, self.head], new)
-            if ahead.from_start is None:
-                o = o + more
-            else:
-                o = self.add_scaled(o, ahead.from_start, more)
+            o = of_state(key_tile(tiles.q))
+            if ahead.from_start is not None:
+                o = o * self.of_rows(ahead.from_start, o.shape)
+            o = o + of_tokens(tiles.p[tile, self.head], new)
             token = self.inputs.cu[segment] + (tile - self.inputs.tile[segment]) * self.size
             valid = (token + iota((self.size,), 0) < self.inputs.cu[segment + 1])[:, None]
             at = self.o_ref.at[pl.ds(token, self.size), self.head, self.values]
@@ -181,13 +181,13 @@ class _Chain:
             k = key_tile(tiles.k_to_end)
             decays = [d[None, :] if flip else d[:, None] for d in ahead.decay]
         else:
-            assert ahead.to_end is not None
-            new = new * self.of_rows(ahead.to_end, new.shape)
+            new = new * self.of_rows(tiles.to_end[tile, self.head], new.shape)
             decays = list(ahead.decay) * len(k)
-        return tuple(
+        state = tuple(
             s * decay + (dot(new, x) if flip else dot(x, new, ta=True))
             for s, decay, x in zip(state, decays, k, strict=True)
         )
+        return state, following
 
     def run(self, new_pool_ref: Any) -> None:
         inputs = self.inputs
@@ -197,16 +197,8 @@ class _Chain:
         def segment_step(segment: Array, state: State) -> State:
             first, behind = inputs.tile[segment], inputs.tile[segment + 1]
 
-            def step(tile: Array, carry: tuple[State, _Scalings]) -> tuple[State, _Scalings]:
-                state, ahead = carry
-                if self.options.tuning.turn_by_product:
-                    return self.tile_step(
-                        segment, tile, state, self.read_ahead(segment, tile), unit
-                    ), ahead
-                following = self.read_ahead(segment, tile + 1)
-                return self.tile_step(segment, tile, state, ahead, unit), following
-
             carry = (state, self.read_ahead(segment, first))
+            step = functools.partial(self.tile_step, segment, unit)
             state, _ = lax.fori_loop(first, behind, step, carry)
             self.write_state(new_pool_ref, segment, state, unit)
             return state

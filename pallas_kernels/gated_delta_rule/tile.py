@@ -1,8 +1,9 @@
 """What the kernels of a prefill share: their options, the arrays they pass on, a program's tile.
 
-The kernels before the scan give a tile of tokens to one warp, which takes it in blocks of 16 rows,
-the smallest the tensor cores multiply. A warp alone waits at no barrier and holds little, so that
-many tiles are in flight on a multiprocessor: only that hides chains of small products.
+KDA's products and the inverse give a tile of tokens to one warp or two, which take it in blocks of
+16 rows, the smallest the tensor cores multiply. So few warps wait little for each other and hold
+little, so that many tiles are in flight on a multiprocessor: only that hides chains of small
+products. GDN's products are two of the whole tile, and no chain: eight warps share them.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ import functools
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 from jax import Array, lax
 from jax.experimental import pallas as pl
@@ -78,7 +78,7 @@ class Tile:
         self.inputs, self.out, self.options = inputs, out, options
         self.head, self.index = pl.program_id(0), pl.program_id(1)
         self.group = inputs.beta.shape[1] // inputs.qkv.shape[1]
-        self.blocks = tuning.chunk // BLOCK
+        self.size, self.blocks = tuning.chunk, tuning.chunk // BLOCK
         self.start, self.rows = inputs.start[self.index], inputs.rows[self.index]
         self.gate_set = inputs.gate_set[self.index]
         self.dot = Dot(tuning.products, interpret)
@@ -92,21 +92,33 @@ class Tile:
         return plt.load(at, mask=mask, other=other)
 
     def load_rows(
-        self, block: Any, key_head: Any, first: Any, parts: list[tuple[int, int]]
+        self, first: Any, size: int, key_head: Any, channel: Any, parts: list[tuple[int, int]]
     ) -> list[Array]:
-        """Channels of a key head from its `first`, in parts [16, width], as they are."""
+        """Channels of a key head from its `channel`, in parts [size, width], as they are."""
         at = (self.inputs.qkv, key_head)
-        return [self.load(block * BLOCK, BLOCK, *at, pl.ds(first + o, w)) for o, w in parts]
+        return [self.load(first, size, *at, pl.ds(channel + o, w)) for o, w in parts]
 
     def load_keys(
-        self, block: Any, key_head: Any, parts: list[tuple[int, int]]
+        self, first: Any, size: int, key_head: Any, parts: list[tuple[int, int]]
     ) -> tuple[list[Array] | None, list[Array]]:
         """Queries, if there are outputs, and keys: both on their way before either is used."""
-        queries = self.load_rows(block, key_head, 0, parts) if self.options.outputs else None
-        return queries, self.load_rows(block, key_head, self.options.key_dim, parts)
+        rows = functools.partial(self.load_rows, first, size, key_head)
+        queries = rows(0, parts) if self.options.outputs else None
+        return queries, rows(self.options.key_dim, parts)
+
+    def load_values(self, key_head: Any, place: Any) -> list[Array]:
+        """All values of a head, given by its place in its group."""
+        value_dim = self.options.value_dim
+        first = 2 * self.options.key_dim + place * value_dim
+        return self.load_rows(0, self.size, key_head, first, list(power_of_two_blocks(value_dim)))
+
+    def store_value_size(self, head: Any, values: list[Array]) -> None:
+        """The largest of a head's values."""
+        largest = (jnp.max(jnp.abs(x.astype(jnp.float32))) for x in values)
+        self.out.value_size[head, self.index] = functools.reduce(jnp.maximum, largest)
 
     def unit_scale(self, parts: list[Array]) -> Array:
-        """What gives rows length 1: [16, 1]."""
+        """What gives rows length 1: [size, 1]."""
         squares = (jnp.sum(jnp.square(x.astype(jnp.float32)), axis=1) for x in parts)
         return lax.rsqrt(functools.reduce(jnp.add, squares) + L2_EPS)[:, None]
 
@@ -130,23 +142,6 @@ class Tile:
 
     def exp2(self, x: Array) -> Array:
         return exp2(x, self.options.interpret)
-
-    def store_value_sizes(self, key_head: Any, places: list[tuple[Any, Any]]) -> None:
-        """The largest value of each head, given by its place in its group and its number."""
-        value_dim = self.options.value_dim
-        parts = list(power_of_two_blocks(value_dim, self.options.tuning.key_block))
-        firsts = [2 * self.options.key_dim + place * value_dim for place, _ in places]
-
-        def widen(block: Array, sizes: list[list[Array]]) -> list[list[Array]]:
-            values = [self.load_rows(block, key_head, first, parts) for first in firsts]
-            return jax.tree.map(lambda size, v: jnp.maximum(size, jnp.abs(v)), sizes, values)
-
-        dtype = self.inputs.qkv.dtype
-        zeros = [[jnp.zeros((BLOCK, width), dtype) for _, width in parts] for _ in places]
-        sizes = lax.fori_loop(0, self.blocks, widen, zeros)
-        for (_, head), of_head in zip(places, sizes, strict=True):
-            largest = (jnp.max(x.astype(jnp.float32)) for x in of_head)
-            self.out.value_size[head, self.index] = functools.reduce(jnp.maximum, largest)
 
     def store_block(self, ref: Any, head: Any, i: Any, j: Any, x: Array) -> None:
         """Block (i, j) of a square cell."""

@@ -21,6 +21,7 @@ from pallas_kernels import (
 )
 from pallas_kernels.arg_specs import HEAD_SHAPES, HeadShape, segments_shape
 from pallas_kernels.gated_delta_rule.decode import DecodeTuning, decode
+from pallas_kernels.gated_delta_rule.head_products import sums_of
 from pallas_kernels.gated_delta_rule.prefill import ragged_prefill
 from pallas_kernels.gated_delta_rule.tile import log2_softplus
 from pallas_kernels.gated_delta_rule.tuning import PrefillTuning
@@ -85,6 +86,7 @@ def test_any_length(case: Case, length: int) -> None:
         (GDN, replace(BF16, transposed=False)),
         (GDN, replace(BF16, value_block=16)),
         (GDN, replace(BF16, turn_by_product=False)),
+        (KDA, replace(KDA_BF16, turn_by_product=False, value_block=32)),
         (replace(GDN, key_dim=96, value_dim=48), BF16),  # blocks of 64 and 32
         (KDA, replace(KDA_BF16, transposed=False, key_block=16)),
         (KDA, replace(KDA_BF16, decay_leaf=1)),
@@ -123,6 +125,20 @@ def test_softplus_of_any_logit() -> None:
     found = np.asarray(log2_softplus(jnp.asarray(x), interpret=True), np.float64)
     expected = np.logaddexp(x.astype(np.float64), 0) / np.log(2)
     np.testing.assert_allclose(found, expected, rtol=3e-5, atol=1e-30)
+
+
+def test_fast_tokens_cost_sums_of_slow_ones_no_digit() -> None:
+    """A plain sum of log-decays down to -600 would lose 4e-5 of every difference."""
+    g = np.where(np.arange(64) % 3 == 0, -28.7, -np.geomspace(1e-5, 1.0, 64)).astype(np.float32)
+    upto, whole = sums_of(jnp.asarray(g))
+    exact = np.cumsum(g.astype(np.float64))
+    lower = np.tril(np.ones((64, 64), bool))
+    between = (upto.coarse[:, None] - upto.coarse) + (upto.fine[:, None] - upto.fine)
+    expected = np.where(lower, exact[:, None] - exact, 0.0)
+    found = np.where(lower, np.asarray(between, np.float64), 0.0)
+    np.testing.assert_allclose(np.exp2(found), np.exp2(expected), rtol=0, atol=1e-7)
+    to_end = np.exp2(np.asarray(whole - upto, np.float64))
+    np.testing.assert_allclose(to_end, np.exp2(exact[-1] - exact), rtol=0, atol=1e-7)
 
 
 @pytest.mark.parametrize("size", [1e-18, 1e18], ids=["small", "large"])
@@ -201,7 +217,7 @@ def test_decode_of_unequal_dims(shape: tuple[int, int], per_channel: bool) -> No
     )
     start = state_of(case)
     x = inputs(case, 1)
-    tuning = DecodeTuning(value_block=32, evict_first=True)
+    tuning = DecodeTuning(value_block=16, blocks=2, evict_first=True)
     slots = jnp.array([1], jnp.int32)
     pool = jnp.stack([start * jnp.nan, start])[:, None]
     o, after = decode(*packed(x), pool, 0, slots, ACTIVATION, tuning=tuning, interpret=True)
