@@ -219,8 +219,8 @@ def _dense_logits() -> Any:
 
 
 def oracle_logits(tokens: list[int]) -> np.ndarray:
-    """[len(tokens), VALID] float32 logits of one uncached pass, padded to one compiled length."""
-    ids = np.zeros((1, CONTEXT), np.int32)
+    """[len(tokens), VALID] float32 logits of one uncached pass, padded to few lengths."""
+    ids = np.zeros((1, max(128, 1 << (len(tokens) - 1).bit_length())), np.int32)
     ids[0, : len(tokens)] = tokens
     return _dense_logits()(ids)[0, : len(tokens), :VALID]
 

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from jhybrid import LLM, PrefixCacheOptions, SamplingParams
+from jhybrid.engine.programs import CPU_OPTIONS
 from jhybrid.eval.arms import parse_arm
 from jhybrid.eval.interventions import control_plan, mask_states, zero_full_kv, zero_linear
 from jhybrid.eval.protocol import ArmRun, Protocol, Residency, pooled_hit
@@ -26,8 +27,11 @@ SMALL = Protocol(replays=2, probe=True)
 
 @pytest.fixture(scope="module")
 def llm() -> Iterator[LLM]:
-    with LLM("demo", warm_up=False, **FLAGS) as llm:
-        yield llm
+    with pytest.MonkeyPatch.context() as patch:
+        # Here programs run more often than they are compiled.
+        patch.setitem(CPU_OPTIONS, "xla_backend_optimization_level", 1)
+        with LLM("demo", warm_up=False, **FLAGS) as llm:
+            yield llm
 
 
 @pytest.fixture(scope="module")
