@@ -169,7 +169,7 @@ def test_every_suite_is_tried_here_or_needs_a_gpu():
 
 def test_wrong_flags_and_missing_data_are_said_in_a_line(tmp_path: Path):
     for flags, message in (
-        (["ruler", *ENGINE, "--arms", "best"], "error: arm"),
+        (["trace", *ENGINE, "--arms", "zero-both"], "error: arm"),
         (["locomo", *ENGINE, "--arms", "dense", "--max-context", "512"], "locomo10.json"),
     ):
         with pytest.raises(SystemExit, match=message):
