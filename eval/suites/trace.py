@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
@@ -28,6 +29,8 @@ from ..results import Result, ResultsFile
 from ..scoring.statistics import mean_and_sample_sd
 from ..store import Store, digest
 from ..trace import client, server, shape
+
+log = logging.getLogger(__name__)
 
 DEFAULT_ARMS = "dense,dasc-nr/64,dasc-wr/64,tail-replay/0.05,anchored/64"
 UNITS = {"hit": "ratio", "requests_failed": "request", "generated": "token"}
@@ -111,13 +114,16 @@ def _measure(
     keys = {s: f"trace/{digest(settings)}/{arm.name}/{limit}/{s}" for s in args.seeds}
     missing = [seed for seed in args.seeds if keys[seed] not in store]
     if missing:
-        log = args.out / f"server-{arm.name.replace('/', '-')}-{limit}.log"
-        with _server(args, flags, log) as url:
+        errors = args.out / f"server-{arm.name.replace('/', '-')}-{limit}.log"
+        with _server(args, flags, errors) as url:
             for seed in missing:
-                server.flush(url)
+                if not server.flush(url, args.api_key):
+                    log.warning(
+                        "%s: the cache could not be emptied; seed %d finds what is in it", url, seed
+                    )
                 answers = _send(args, url, trace, seed, f"trace {arm.name} x{limit} seed {seed}")
                 record = {
-                    "capacity": server.capacity(url),
+                    "capacity": server.capacity(url, args.api_key),
                     **client.statistics(answers),
                     "answers": client.as_records(answers),
                 }
