@@ -17,6 +17,7 @@ from jhybrid.engine.build import engine_config
 from jhybrid.engine.llm import LLM
 from jhybrid.engine.request import PrefixCacheOptions, SamplingParams
 
+from .flags import counts
 from .results import Result, ResultsFile
 
 FRESH = PrefixCacheOptions(recovery="off")
@@ -26,15 +27,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_engine_arguments(parser)
     group = parser.add_argument_group("suite")
     group.add_argument("--out", type=Path, required=True, metavar="DIR")
-    group.add_argument("--prefill", type=_ints, default=[512, 2048], metavar="N,N,...")
-    group.add_argument("--decode", type=_ints, default=[1, 8], metavar="BATCH,...")
+    group.add_argument("--prefill", type=counts, default=[512, 2048], metavar="N,N,...")
+    group.add_argument("--decode", type=counts, default=[1, 8], metavar="BATCH,...")
     group.add_argument("--decode-context", type=int, default=1024, metavar="N")
     group.add_argument("--decode-tokens", type=int, default=128, metavar="N")
     group.add_argument("--repeat", type=int, default=5, metavar="N")
-
-
-def _ints(text: str) -> list[int]:
-    return [int(part) for part in text.split(",") if part]
 
 
 def run(args: argparse.Namespace) -> None:

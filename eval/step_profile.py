@@ -28,10 +28,12 @@ from jhybrid.engine.empty_batches import empty_decode, empty_prefill
 from jhybrid.engine.model_runner import ModelRunner
 from jhybrid.engine.sampler import SampleMode
 
+from .flags import listed
 from .results import Result, ResultsFile
 
 REPEAT = 5
 GREEDY = SampleMode.GREEDY
+FORMS = "prefill:TOKENS[:CONTEXT] or decode:BATCH[:CONTEXT]"
 
 
 @dataclass(frozen=True)
@@ -46,32 +48,34 @@ class Step:
     def parse(cls, text: str) -> Step:
         kind, *numbers = text.split(":")
         known = kind in ("prefill", "decode") and 1 <= len(numbers) <= 2
-        require(known, "steps", text, "prefill:TOKENS[:CONTEXT] or decode:BATCH[:CONTEXT]")
+        require(known, "steps", text, FORMS)
         return cls(kind, int(numbers[0]), int(numbers[1]) if len(numbers) == 2 else 0)
 
     def __str__(self) -> str:
         return f"{self.kind}/{self.size}" + (f"@{self.context}" if self.context else "")
 
 
+_steps = listed(Step.parse, FORMS)
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_engine_arguments(parser)
     group = parser.add_argument_group("suite")
     group.add_argument("--out", type=Path, required=True, metavar="DIR")
-    group.add_argument("--steps", required=True, metavar="KIND:SIZE[:CONTEXT],...")
+    group.add_argument("--steps", type=_steps, required=True, metavar="KIND:SIZE[:CONTEXT],...")
     group.add_argument("--top", type=int, default=25, metavar="N", help="kernels to print")
 
 
 def run(args: argparse.Namespace) -> None:
-    steps = [Step.parse(text) for text in args.steps.split(",")]
     results = ResultsFile(args.out)
     engine = create_engine(args.model, engine_config(args), warm_up=False)
     runner, name = engine.runner, engine.model_name.removeprefix("dummy:")
-    calls = [make_call(runner, step) for step in steps]
+    calls = [make_call(runner, step) for step in args.steps]
     begin = time.perf_counter()
     with ThreadPoolExecutor() as pool:  # every first call compiles
         list(pool.map(lambda call: call.compile(), calls))
     print(f"compiled {len(calls)} steps in {time.perf_counter() - begin:.1f} s", flush=True)
-    for step, call in zip(steps, calls, strict=True):
+    for step, call in zip(args.steps, calls, strict=True):
         wall = median_seconds(call)
         kernels = profile(call)
         busy = sum(seconds for seconds, _ in kernels.values())

@@ -38,7 +38,7 @@ CHECK = 8  # decode steps between two looks at whether all answers have ended
 class Device:
     """Owns the caches of a block; every call replaces them by what it returns.
 
-    `ends` [V] marks the tokens that end an answer, V being the tokens that the tokenizer knows.
+    `ends` [V] marks the tokens that end a text, V being the tokens that the tokenizer knows.
     """
 
     def __init__(self, model: LoadedModel, layout: Layout, ends: Bool[np.ndarray, " V"]) -> None:
@@ -91,18 +91,29 @@ class Device:
         return tuple(map(np.asarray, self._run.compare(self._params, hidden, other, targets)))
 
     def generate(
-        self, first: np.ndarray, limits: np.ndarray, batch: DecodeBatch
-    ) -> list[np.ndarray]:
-        """Greedy continuations of `first`, each row at most `limits` tokens with it: the tokens of
-        every step. What a row has behind its end is of no meaning."""
+        self,
+        first: Int32[np.ndarray, " N"],
+        limits: Int32[np.ndarray, " N"],
+        batch: DecodeBatch,
+        stopped: Callable[[np.ndarray], Bool[np.ndarray, " N"]],
+    ) -> Int32[np.ndarray, "N T"]:
+        """Greedy continuations of `first`, each row at most `limits` tokens with it.
+
+        `stopped` says of the tokens so far which rows have ended for another reason than a token;
+        it is asked now and then. What a row has behind its end is of no meaning.
+        """
         out: list[Any] = [first]
         token: Any = first
         left: Any = np.where(self.ends[first], 0, np.maximum(limits - 1, 0)).astype(np.int32)
-        while len(out) < limits.max() and (len(out) % CHECK or np.any(left)):
+        while len(out) < limits.max():
+            if len(out) % CHECK == 0:
+                left = np.where(stopped(np.stack(out, axis=1)), 0, left)
+                if not left.any():
+                    break
             args = (self._params, self.caches, token, left, self.ends, batch)
             token, left, batch, self.caches = self._run.decode(*args)
             out.append(token)
-        return [np.asarray(tokens) for tokens in out]
+        return np.stack(out, axis=1)
 
 
 class Programs(NamedTuple):
