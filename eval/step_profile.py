@@ -13,7 +13,6 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +25,7 @@ from jhybrid.engine.arguments import add_engine_arguments
 from jhybrid.engine.build import create_engine, engine_config
 from jhybrid.engine.empty_batches import empty_decode, empty_prefill
 from jhybrid.engine.model_runner import ModelRunner
+from jhybrid.engine.programs import Call as ProgramCall
 from jhybrid.engine.sampler import SampleMode
 
 from .flags import listed
@@ -72,9 +72,9 @@ def run(args: argparse.Namespace) -> None:
     runner, name = engine.runner, engine.model_name.removeprefix("dummy:")
     calls = [make_call(runner, step) for step in args.steps]
     begin = time.perf_counter()
-    with ThreadPoolExecutor() as pool:  # every first call compiles
-        list(pool.map(lambda call: call.compile(), calls))
-    print(f"compiled {len(calls)} steps in {time.perf_counter() - begin:.1f} s", flush=True)
+    programs = {program[:2]: program for call in calls for program in call.programs}
+    done = len(list(runner.programs.compile_all(list(programs.values()))))
+    print(f"compiled {done} programs in {time.perf_counter() - begin:.1f} s", flush=True)
     for step, call in zip(args.steps, calls, strict=True):
         wall = median_seconds(call)
         kernels = profile(call)
@@ -93,7 +93,7 @@ def run(args: argparse.Namespace) -> None:
 
 @dataclass
 class Call:
-    compile: Callable[[], Any]
+    programs: list[ProgramCall]  # that it runs
     run: Callable[[], Any]
 
 
@@ -120,10 +120,8 @@ def _prefill_call(runner: ModelRunner, step: Step, tables: np.ndarray) -> Call:
     batch.segments.cu[1:] = step.size
     batch.segments.store[0] = 0
     args = (runner.params, runner.caches, batch)
-    return Call(
-        lambda: runner.programs.prepare("prefill", (step.size, 2, int(whole)), args),
-        lambda: runner.prefill(batch),
-    )
+    programs = [("prefill", (step.size, 2, int(whole)), args)]
+    return Call(programs, lambda: runner.prefill(batch))
 
 
 def _decode_call(runner: ModelRunner, step: Step, tables: np.ndarray) -> Call:
@@ -139,11 +137,8 @@ def _decode_call(runner: ModelRunner, step: Step, tables: np.ndarray) -> Call:
     args = (runner.params, runner.caches, runner.rows.params.last_token, rows, batch)
     drawn = (runner.params, runner.rows, runner.hidden_shape(size[0]), rows)
 
-    def compile_both() -> None:
-        runner.programs.prepare("decode", size, args)
-        runner.programs.prepare(f"draw-{GREEDY.name}", size, drawn)
-
-    return Call(compile_both, lambda: runner.draw(runner.decode(rows, batch), rows, GREEDY))
+    programs = [("decode", size, args), (f"draw-{GREEDY.name}", size, drawn)]
+    return Call(programs, lambda: runner.draw(runner.decode(rows, batch), rows, GREEDY))
 
 
 def median_seconds(call: Call) -> float:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -18,7 +17,7 @@ from jaxtyping import Bool, Float, Int32
 from jhybrid.batch import Caches, DecodeBatch, PrefillBatch, ReplayBatch
 from jhybrid.config import ModelConfig
 from jhybrid.engine.build import LoadedModel
-from jhybrid.engine.programs import CPU_OPTIONS
+from jhybrid.engine.programs import compile_side_by_side
 from jhybrid.models.groups import groups
 from jhybrid.models.hybrid import forward, logits
 from jhybrid.models.replay import replay
@@ -53,18 +52,10 @@ class Device:
         hidden = jax.ShapeDtypeStruct(
             (layout.tokens, width), dtype, sharding=NamedSharding(model.mesh, REPLICATED)
         )
-        on_cpu = model.mesh.devices.flat[0].platform == "cpu"
-        options: Any = CPU_OPTIONS if on_cpu else {}
-
-        def compile_one(item: tuple[Any, tuple[Any, ...]]) -> Any:
-            function, args = item
-            return function.lower(*args).compile(compiler_options=options)
-
-        with ThreadPoolExecutor() as pool:
-            calls = zip(
-                made, arguments(model.params, self.caches, layout, hidden, ends), strict=True
-            )
-            self._run = Programs(*pool.map(compile_one, calls))
+        given = arguments(model.params, self.caches, layout, hidden, ends)
+        calls = list(zip(made, given, strict=True))
+        done = dict(compile_side_by_side(calls, model.mesh.devices.flat[0].platform))
+        self._run = Programs(*(done[place] for place in range(len(calls))))
 
     def prefill(self, batch: PrefillBatch) -> Float[Array, "T D"]:
         """Run the packed spans; the residual stream behind each token."""

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor, as_completed
-from typing import Any
 
 import jax
 import numpy as np
@@ -15,10 +12,8 @@ from ..models.pages import pools
 from .buckets import MOVES
 from .empty_batches import empty_decode, empty_prefill, empty_replay
 from .model_runner import ModelRunner, pairs
-from .programs import Shape
+from .programs import Call, Shape
 from .sampler import SampleMode
-
-Call = tuple[str, Shape, tuple[Any, ...]]  # a function, a bucket, arguments of the right shapes
 
 
 def warm_up(
@@ -27,17 +22,8 @@ def warm_up(
     """Compile every function at every bucket (that is `needed`), several at once; yields what
     is done."""
     work = [call for call in warm_up_calls(runner) if needed is None or needed(*call[:2])]
-
-    def compile_one(call: Call) -> tuple[str, Shape, Any]:
-        name, size, args = call
-        return name, size, runner.programs.compile(name, args)
-
-    with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
-        jobs = [pool.submit(compile_one, call) for call in work]
-        for job in as_completed(jobs):
-            name, size, executable = job.result()
-            runner.programs.executables[name, size] = executable
-            yield f"{name} {'x'.join(map(str, size))}"
+    for name, size in runner.programs.compile_all(work):
+        yield f"{name} {'x'.join(map(str, size))}"
 
 
 def warm_up_calls(runner: ModelRunner) -> Iterator[Call]:
