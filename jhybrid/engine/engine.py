@@ -15,6 +15,7 @@ import jax
 import numpy as np
 from jax import Array
 
+from ..batch import ReplayBatch
 from ..cache.cache_manager import CacheManager
 from ..config import require
 from .buckets import MAX_REPLAYS
@@ -135,10 +136,11 @@ class Engine:
     def step(self) -> list[RequestUpdate]:
         self._demoter.settle()
         updates = self._abort_all()
-        self.host.settle(wait=not self.scheduler.decoding)
-        plan = self.scheduler.schedule()
+        self.host.settle(wait=False)
+        alone = not self.scheduler.decoding
+        plan = self.scheduler.schedule(kv_arrives=alone)
         self.host.offload()
-        previous, self._in_flight = self._in_flight, self._dispatch(plan) if plan else None
+        previous, self._in_flight = self._in_flight, self._dispatch(plan, alone) if plan else None
         if previous is not None:
             updates += self._commit(previous)
         self._demoter.start()
@@ -155,31 +157,36 @@ class Engine:
         self._aborted.clear()
         return updates
 
-    def _dispatch(self, plan: Plan) -> InFlight:
+    def _dispatch(self, plan: Plan, alone: bool) -> InFlight:
+        """Send a step to the device. Decodes are first, so that no transfer holds them up, and what
+        only a draw reads comes after the piece before it, so that this starts sooner."""
         now = time.monotonic()
         for sequence in plan.admitted:
             sequence.clock.on_scheduled(now)
-            self.runner.set_row(sequence.row, at_position(sequence))
-            if sequence.has_penalties:
-                self.runner.set_seen(sequence.row, *seen_tokens(sequence, self.runner.vocab))
-        if plan.page_copies:
-            self.runner.copy_pages(plan.page_copies, plan.input_copies)
-        self.host.start(plan.admitted)
-        if plan.restores:
-            self.runner.load_states(plan.restores, keep=False)
         step = InFlight([], [], ())
         if plan.decode:
             batch, rows = decode_inputs(self.runner, plan.decode, self.cache.inputs)
             hidden = self.runner.decode(rows, batch)
             sampled = self.runner.draw(hidden, rows, draw_mode(plan.decode))
             step.draws.append((list(plan.decode), sampled))
-        if plan.replays:
-            assert self.cache.inputs is not None
-            for batch in replay_inputs(self.runner, plan.replays, self.cache.inputs):
-                self.runner.replay(batch)
+        if plan.page_copies:
+            self.runner.copy_pages(plan.page_copies, plan.input_copies)
+        self.host.start(plan.admitted)
+        if plan.restores:
+            self.runner.load_states(plan.restores, keep=False)
+        self._replay(plan, alone)
+        if alone:
+            self.host.settle(wait=True)
+        drawn = None
         if plan.pieces:
             batch, rows = prefill_inputs(self.runner, plan.pieces, self.cache.inputs)
-            last, hidden = self.runner.prefill(batch)
+            drawn = rows, *self.runner.prefill(batch)
+        for sequence in plan.admitted:
+            self.runner.set_row(sequence.row, at_position(sequence))
+            if sequence.has_penalties:
+                self.runner.set_seen(sequence.row, *seen_tokens(sequence, self.runner.vocab))
+        if drawn is not None:
+            rows, last, hidden = drawn
             drawing = [p.sequence if p.draws else None for p in plan.pieces]
             if any(drawing):
                 mode = draw_mode([s for s in drawing if s is not None])
@@ -189,8 +196,21 @@ class Engine:
                 step.scores = self.runner.prompt_logprobs(hidden, targets)
         if plan.late_restores:
             self.runner.load_states(plan.late_restores, keep=True)
+        self.host.settle_states()
         self.scheduler.dispatched(plan)
         return step
+
+    def _replay(self, plan: Plan, alone: bool) -> None:
+        """Replays, and before them KV on its way, so that it arrives while they run."""
+        batches = list[ReplayBatch]()
+        if plan.replays:
+            assert self.cache.inputs is not None
+            batches += replay_inputs(self.runner, plan.replays, self.cache.inputs)
+        if self.host.unsent:
+            batches = [self.runner.stage(batch) for batch in batches]
+            self.host.send(beside_decodes=not alone)
+        for batch in batches:
+            self.runner.replay(batch)
 
     def _commit(self, step: InFlight) -> list[RequestUpdate]:
         """Read a finished step: the only place where the host waits for the device."""

@@ -27,6 +27,7 @@ from ..retention.movers import CompressedPool, compressed_specs
 from ..sharding import AXIS, REPLICATED, named_sharding
 from .buckets import MOVES, Buckets
 from .compression import Compression
+from .host_moves import Part, put_calls, put_name
 from .programs import Programs
 from .sampler import RowParams, Sampled, SampleMode, SamplerRows, init_rows
 from .step_functions import compression_functions, host_functions, step_functions
@@ -157,9 +158,15 @@ class ModelRunner:
         """What `take_pages` gave, on its way back."""
         return jax.device_put(chunks, [self.placed(kind, "device")] * len(chunks))
 
-    def put_pages(self, kind: PageKind, rows: Any, pages: np.ndarray) -> None:
-        """Rows on the device into pages of the pools, -1: nowhere."""
-        self.caches = self.programs.call(f"put-{kind}", pages.shape, self.caches, rows, pages)
+    def put_pages(self, kind: PageKind, parts: list[Part]) -> None:
+        """Rows on the device into pages of the pools."""
+        for pages, rows in put_calls(kind, parts):
+            name = put_name(kind, len(pages))
+            self.caches = self.programs.call(name, pages.shape, self.caches, rows, pages)
+
+    def stage(self, batch: ReplayBatch) -> ReplayBatch:
+        """The batch on the device: what is sent to it from now on does not hold it up."""
+        return self.programs.call("stage-replay", batch.token_ids.shape, batch)
 
     def placed(self, kind: PageKind, memory: str) -> Any:
         """Shardings of the rows of pages in one kind of memory."""

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from typing import Any
 
@@ -25,6 +25,7 @@ from ..models.specs import ModelParams, model_partition
 from ..retention.maps import MoveMaps
 from ..retention.movers import CompressedPool, load, store
 from ..sharding import AXIS, REPLICATED, sharded
+from .host_moves import put_name, put_sizes
 from .sampler import Sampled, SampleMode, SamplerRows, sample, set_row, set_seen, token_logprobs
 
 LOGPROB_BLOCK = 64  # prompt positions whose logits are in memory at once
@@ -86,8 +87,9 @@ def step_functions(
     return functions
 
 
-def host_functions(mesh: Mesh, caches: Caches, kinds: Iterable[PageKind]) -> dict[str, Any]:
-    """Those between the pools and what goes to host memory or comes from there."""
+def host_functions(mesh: Mesh, caches: Caches, kinds: Collection[PageKind]) -> dict[str, Any]:
+    """Those between the pools and what goes to host memory or comes from there; and what brings
+    the inputs of a replay to the device ahead of it."""
     functions, whole = dict[str, Any](), REPLICATED
     for kind in kinds:
         rows = pools(caches, kind)
@@ -95,11 +97,19 @@ def host_functions(mesh: Mesh, caches: Caches, kinds: Iterable[PageKind]) -> dic
         def take(c: Caches, at: Array, kind: PageKind = kind) -> Any:
             return take_pages(c, kind=kind, pages=at)
 
-        def put(c: Caches, new: Any, at: Array, kind: PageKind = kind) -> Caches:
+        def put(c: Caches, new: list[Any], at: Array, kind: PageKind = kind) -> Caches:
             return put_pages(c, kind=kind, rows=new, pages=at)
 
         functions[f"take-{kind}"] = _jitted(mesh, take, (caches, whole), rows)
-        functions[f"put-{kind}"] = _jitted(mesh, put, (caches, rows, whole), caches, 0)
+        for parts in {parts for parts, _ in put_sizes(kind)}:
+            ins = (caches, [rows] * parts, whole)
+            functions[put_name(kind, parts)] = _jitted(mesh, put, ins, caches, 0)
+
+    def stage(batch: ReplayBatch) -> ReplayBatch:
+        return batch
+
+    if "inputs" in kinds:
+        functions["stage-replay"] = _jitted(mesh, stage, (whole,), whole)
     return functions
 
 

@@ -10,10 +10,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from ..cache.host_store import CHUNK_ROWS
 from ..models.pages import pools
 from .buckets import MOVES
 from .empty_batches import empty_decode, empty_prefill, empty_replay
+from .host_moves import ROW_SIZES, put_name, put_sizes
 from .model_runner import ModelRunner, pairs
 from .programs import Shape
 from .sampler import SampleMode
@@ -69,8 +69,9 @@ def warm_up_calls(runner: ModelRunner) -> Iterator[Call]:
     nowhere, zero = np.full(b.decode[-1], -1, np.int32), np.int32(0)
     yield "copy_pages", (), (caches, (nowhere, nowhere), (nowhere, nowhere))
     for kind in runner.host_rows:
-        for size in (1,) if kind == "states" else CHUNK_ROWS:
-            at = np.full(size, -1, np.int32)
+        for size in ROW_SIZES[kind]:
+            yield f"take-{kind}", (size,), (caches, np.full(size, -1, np.int32))
+        for parts, size in put_sizes(kind):
             rows_of = jax.tree.map(
                 lambda pool, place, n=size: jax.ShapeDtypeStruct(
                     (n, *pool.shape[1:]), pool.dtype, sharding=place
@@ -78,8 +79,11 @@ def warm_up_calls(runner: ModelRunner) -> Iterator[Call]:
                 pools(caches, kind),
                 runner.placed(kind, "device"),
             )
-            yield f"take-{kind}", (size,), (caches, at)
-            yield f"put-{kind}", (size,), (caches, rows_of, at)
+            at = np.full((parts, size), -1, np.int32)
+            yield put_name(kind, parts), at.shape, (caches, [rows_of] * parts, at)
+    if "inputs" in runner.host_rows:
+        for tokens in b.replay_tokens:
+            yield "stage-replay", (tokens,), (empty_replay(runner, tokens),)
     if runner.compressed is not None:
         moves = (caches, runner.compressed, runner.maps, *pairs([], MOVES))
         for name in ("store_states", "load_states-zero", "load_states-keep"):
