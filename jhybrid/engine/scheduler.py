@@ -95,8 +95,7 @@ class Scheduler:
         return any(s.pending or s.generated for s in self.running)
 
     def schedule(self, *, kv_arrives: bool = False) -> Plan:
-        """`kv_arrives`: KV that is on its way will have been put in its pages before any piece
-        runs."""
+        """`kv_arrives`: before any piece runs, KV that is on its way will be in its pages."""
         plan = Plan()
         for sequence in list(self.running):
             if sequence.lease is not None and sequence.can_decode:
@@ -106,8 +105,8 @@ class Scheduler:
         plan.decode = [s for s in plan.decode if s.lease is not None]
         budget = self.max_prefill_tokens
         for sequence in self._to_prefill(plan):
-            arrived = sequence.kv_arrived or kv_arrives
-            if not (sequence.spans or arrived):
+            waits = not (sequence.kv_arrived or kv_arrives)
+            if waits and not sequence.spans:
                 continue
             if budget == 0 or len(plan.pieces) == self.max_prefill_sequences:
                 break
@@ -115,8 +114,7 @@ class Scheduler:
                 if len(plan.replays) == self.max_replays:
                     break
                 budget -= self._replay(sequence, budget, plan)
-                waits = sequence.restore_after is not None or not arrived
-                if sequence.spans or waits:
+                if sequence.spans or sequence.restore_after is not None or waits:
                     continue
                 if budget == 0:
                     break
