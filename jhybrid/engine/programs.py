@@ -14,6 +14,10 @@ CPU_OPTIONS: Options = {"xla_backend_optimization_level": 1}
 # then chooses cuBLAS. Merged products would copy their weights into one matrix in every step.
 GPU_OPTIONS: Options = {"xla_gpu_enable_triton_gemm": False, "xla_gpu_dot_merger_threshold_mb": 0}
 COMPILER_OPTIONS = {"cpu": CPU_OPTIONS, "gpu": GPU_OPTIONS}
+# A CUDA graph starts when all of its nodes have been given the addresses of a call. These have
+# hundreds of nodes, each with more to do than a launch takes, and somebody waits for the first one.
+LAUNCHED: Options = {"xla_gpu_enable_command_buffer": ""}
+LAUNCHED_ONE_BY_ONE = ("prefill", "replay")
 
 
 class Programs:
@@ -21,7 +25,7 @@ class Programs:
 
     def __init__(self, functions: dict[str, Any], platform: str) -> None:
         self.executables: dict[tuple[str, Shape], Any] = {}
-        self._functions, self._options = functions, COMPILER_OPTIONS.get(platform, {})
+        self._functions, self._platform = functions, platform
 
     def call(self, name: str, size: Shape, *args: Any) -> Any:
         """Run a function at a bucket, compiling it if the warm-up has not."""
@@ -36,7 +40,10 @@ class Programs:
 
     def compile(self, name: str, args: tuple[Any, ...]) -> Any:
         """A new executable, which the table does not hold."""
-        return self._functions[name].lower(*args).compile(compiler_options=self._options)
+        options = COMPILER_OPTIONS.get(self._platform, {})
+        if self._platform == "gpu" and name in LAUNCHED_ONE_BY_ONE:
+            options = options | LAUNCHED
+        return self._functions[name].lower(*args).compile(compiler_options=options)
 
     def compilations(self) -> int:
         """How many shapes have been compiled so far, over all functions."""
