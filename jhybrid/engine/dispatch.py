@@ -52,10 +52,18 @@ def dispatch(
         step.draws.append((list(plan.decode), sampled))
     if plan.page_copies:
         runner.copy_pages(plan.page_copies, plan.input_copies)
+    replays = list[ReplayBatch]()
+    if plan.replays:
+        assert cache.inputs is not None
+        replays += replay_inputs(runner, plan.replays, cache.inputs)
+        if host.expects(plan.admitted):
+            replays = [runner.stage(batch) for batch in replays]
     host.start(plan.admitted)
     if plan.restores:
         runner.load_states(plan.restores, keep=False)
-    _replay(plan, runner, cache, host, alone)
+    host.send(beside_decodes=not alone)
+    for batch in replays:
+        runner.replay(batch)
     if alone:
         host.settle(wait=True)
     _prefill(plan, runner, cache, step)
@@ -63,21 +71,6 @@ def dispatch(
         runner.load_states(plan.late_restores, keep=True)
     host.settle_states()
     return step
-
-
-def _replay(
-    plan: Plan, runner: ModelRunner, cache: CacheManager, host: HostTier, alone: bool
-) -> None:
-    """Replays, and before them KV on its way, so that it arrives while they run."""
-    batches = list[ReplayBatch]()
-    if plan.replays:
-        assert cache.inputs is not None
-        batches += replay_inputs(runner, plan.replays, cache.inputs)
-    if host.unsent:
-        batches = [runner.stage(batch) for batch in batches]
-        host.send(beside_decodes=not alone)
-    for batch in batches:
-        runner.replay(batch)
 
 
 def _prefill(plan: Plan, runner: ModelRunner, cache: CacheManager, step: InFlight) -> None:

@@ -18,14 +18,17 @@ ROW_SIZES: dict[PageKind, tuple[int, ...]] = {
     "inputs": tuple(rows for rows in CHUNK_ROWS if rows <= PIECE_ROWS),
     "states": (1,),
 }
-PUTS = (1, 2, 4, 8, 16)  # parts that one call puts in their pages
+PUTS: dict[PageKind, tuple[int, ...]] = {  # parts that one call puts in their pages
+    "kv": (1, 2, 4, 8, 16),
+    "inputs": (1, 2, 4, 8, 16),
+    "states": (1,),
+}
 
 
 def put_sizes(kind: PageKind) -> list[tuple[int, int]]:
     """(parts, rows of each) of the calls there are: several at once are of the largest size."""
     *small, largest = ROW_SIZES[kind]
-    many = [(parts, largest) for parts in (PUTS if kind != "states" else PUTS[:1])]
-    return [*((1, rows) for rows in small), *many]
+    return [*((1, rows) for rows in small), *((parts, largest) for parts in PUTS[kind])]
 
 
 def put_name(kind: PageKind, parts: int) -> str:
@@ -40,9 +43,10 @@ def put_calls(kind: PageKind, parts: list[Part]) -> Iterator[tuple[np.ndarray, l
     for part in parts:
         if len(part[0]) != largest:
             yield part[0][None], [part[1]]
-    for start in range(0, len(whole), PUTS[-1]):
-        some = whole[start : start + PUTS[-1]]
-        pages = np.full((bucket(PUTS, len(some)), largest), -1, np.int32)
+    most = PUTS[kind][-1]
+    for start in range(0, len(whole), most):
+        some = whole[start : start + most]
+        pages = np.full((bucket(PUTS[kind], len(some)), largest), -1, np.int32)
         pages[: len(some)] = [to for to, _ in some]
         rows = [rows for _, rows in some]
         yield pages, rows + rows[:1] * (len(pages) - len(rows))  # which go nowhere again

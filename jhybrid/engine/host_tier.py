@@ -9,9 +9,10 @@ the host goes on behind. What comes back is needed at different times, and one l
 
 A transfer starts when the programs dispatched before it have run, and whatever a program gets from
 the host queues up behind the transfers sent before. So what a replay needs is sent and put in its
-place first, the KV is sent next, and then the replay is dispatched. Where nothing decodes, all that
-follows is dispatched at once, and the device waits for the KV. Beside decodes the KV goes a few
-chunks a step, since their inputs take the same way, and is put in its pages when it has arrived.
+place first, its small inputs before all else; then the KV is sent, and the replay is dispatched.
+Where nothing decodes, all that follows is dispatched at once, and the device waits for the KV.
+Beside decodes the KV goes a few chunks a step, since their inputs take the same way, and is put in
+its pages when it has arrived.
 """
 
 from __future__ import annotations
@@ -67,10 +68,9 @@ class HostTier:
     def arriving(self) -> int:
         return len(self._arriving)
 
-    @property
-    def unsent(self) -> bool:
-        """Whether `send` has something to do."""
-        return any(item.unsent for item in self._arriving)
+    def expects(self, admitted: Iterable[Sequence]) -> bool:
+        """Whether transfers are on the way, or will be once `start` is told of these sequences."""
+        return bool(self._arriving) or any(s.lease and s.lease.loads for s in admitted)
 
     def offload(self) -> None:
         """Dispatch the copies of all pages and states that the cache has evicted."""
@@ -117,16 +117,15 @@ class HostTier:
         for item in self._arriving:
             if not item.alive:
                 continue
-            ready = item.is_ready()
-            if not (ready or wait):
+            if not (wait or item.is_ready()):
                 coming.append(item)
                 continue
             self._runner.put_pages("kv", item.parts)
             item.sequence.kv_arrived = True
-            if ready:
-                self._put_state(item)
-            else:
+            if wait:
                 self._late.append(item)
+            else:
+                self._put_state(item)
         self._arriving = coming
 
     def settle_states(self) -> None:
