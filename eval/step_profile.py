@@ -27,6 +27,7 @@ from jhybrid.engine.build import create_engine, engine_config
 from jhybrid.engine.empty_batches import empty_decode, empty_prefill
 from jhybrid.engine.model_runner import ModelRunner
 from jhybrid.engine.sampler import SampleMode
+from jhybrid.packed import pack
 
 from .results import Result, ResultsFile
 
@@ -115,7 +116,7 @@ def _prefill_call(runner: ModelRunner, step: Step, tables: np.ndarray) -> Call:
     batch.page_table[0, : tables.shape[1]] = tables[0]
     batch.segments.cu[1:] = step.size
     batch.segments.store[0] = 0
-    args = (runner.params, runner.caches, batch)
+    args = (runner.params, runner.caches, pack(batch))
     return Call(
         lambda: runner.programs.prepare("prefill", (step.size, 2, int(whole)), args),
         lambda: runner.prefill(batch),

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from jax import Array
 
-from ..batch import ReplayBatch
 from ..cache.cache_manager import CacheManager
+from ..packed import Packed, pack
 from .host_tier import HostTier
 from .model_runner import ModelRunner
 from .sampler import Sampled
@@ -52,18 +52,20 @@ def dispatch(
         step.draws.append((list(plan.decode), sampled))
     if plan.page_copies:
         runner.copy_pages(plan.page_copies, plan.input_copies)
-    replays = list[ReplayBatch]()
+    replays = list[tuple[Packed, int]]()
     if plan.replays:
         assert cache.inputs is not None
-        replays += replay_inputs(runner, plan.replays, cache.inputs)
-        if host.expects(plan.admitted):
-            replays = [runner.stage(batch) for batch in replays]
+        batches = list(replay_inputs(runner, plan.replays, cache.inputs))
+        sizes = [batch.token_ids.size for batch in batches]
+        coming = host.expects(plan.admitted)
+        packed = runner.stage(batches) if coming else [pack(batch) for batch in batches]
+        replays += zip(packed, sizes, strict=True)
     host.start(plan.admitted)
     if plan.restores:
         runner.load_states(plan.restores, keep=False)
     host.send(beside_decodes=not alone)
-    for batch in replays:
-        runner.replay(batch)
+    for batch, tokens in replays:
+        runner.replay(batch, tokens)
     if alone:
         host.settle(wait=True)
     _prefill(plan, runner, cache, step)

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -15,13 +15,14 @@ import jax.numpy as jnp
 from jax import Array
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from ..batch import Caches, DecodeBatch, PrefillBatch, ReplayBatch
+from ..batch import Caches, DecodeBatch, PrefillBatch
 from ..config import ModelConfig
 from ..models.groups import groups
 from ..models.hybrid import forward, last_hidden, logits
 from ..models.pages import PageKind, copy_pages, pools, put_pages, take_pages
 from ..models.replay import replay
 from ..models.specs import ModelParams, model_partition
+from ..packed import Packed, unpack
 from ..retention.maps import MoveMaps
 from ..retention.movers import CompressedPool, load, store
 from ..sharding import AXIS, REPLICATED, sharded
@@ -38,7 +39,8 @@ def step_functions(
     params, whole = model_partition(config), REPLICATED
     jitted = functools.partial(_jitted, mesh)
 
-    def prefill(p: ModelParams, c: Caches, batch: PrefillBatch) -> tuple[Array, Array, Caches]:
+    def prefill(p: ModelParams, c: Caches, packed: Packed) -> tuple[Array, Array, Caches]:
+        batch: PrefillBatch = unpack(packed)
         hidden, new = forward(p, c, batch, config)
         assert new is not None
         return last_hidden(hidden, batch), hidden, new
@@ -67,15 +69,21 @@ def step_functions(
         )
         return tuple(x.reshape(-1, *x.shape[2:]) for x in out)
 
-    def roll(p: ModelParams, c: Caches, batch: ReplayBatch) -> Caches:
-        return replay(p, c, batch, config, groups(config))
+    def roll(p: ModelParams, c: Caches, batch: Packed) -> Caches:
+        return replay(p, c, unpack(batch), config, groups(config))
+
+    def copy(c: Caches, moves: Packed) -> Caches:
+        return copy_pages(c, *unpack(moves))
+
+    def set_one(state: SamplerRows, values: Packed) -> SamplerRows:
+        return set_row(state, *unpack(values))
 
     functions = {
         "prefill": jitted(prefill, (params, caches, whole), (whole, whole, caches), 1),
         "decode": jitted(decode, (params, caches, whole, whole, whole), (whole, caches), 1),
         "prompt_logprobs": jitted(prompt_logprobs, (params, whole, whole), whole),
-        "copy_pages": jitted(copy_pages, (caches, whole, whole), caches, 0),
-        "set_row": jitted(set_row, (whole, whole, whole), whole, 0),
+        "copy_pages": jitted(copy, (caches, whole), caches, 0),
+        "set_row": jitted(set_one, (whole, whole), whole, 0),
         "set_seen": jitted(set_seen, (whole, whole, whole, whole), whole, 0),
     }
     for mode in SampleMode:
@@ -87,9 +95,8 @@ def step_functions(
     return functions
 
 
-def host_functions(mesh: Mesh, caches: Caches, kinds: Collection[PageKind]) -> dict[str, Any]:
-    """Those between the pools and what goes to host memory or comes from there; and what brings
-    the inputs of a replay to the device ahead of it."""
+def host_functions(mesh: Mesh, caches: Caches, kinds: Iterable[PageKind]) -> dict[str, Any]:
+    """Those between the pools and what goes to host memory or comes from there."""
     functions, whole = dict[str, Any](), REPLICATED
     for kind in kinds:
         rows = pools(caches, kind)
@@ -104,12 +111,6 @@ def host_functions(mesh: Mesh, caches: Caches, kinds: Collection[PageKind]) -> d
         for parts in {parts for parts, _ in put_sizes(kind)}:
             ins = (caches, [rows] * parts, whole)
             functions[put_name(kind, parts)] = _jitted(mesh, put, ins, caches, 0)
-
-    def stage(batch: ReplayBatch) -> ReplayBatch:
-        return batch
-
-    if "inputs" in kinds:
-        functions["stage-replay"] = _jitted(mesh, stage, (whole,), whole)
     return functions
 
 

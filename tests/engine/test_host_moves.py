@@ -48,7 +48,7 @@ def test_many_whole_chunks_are_one_call() -> None:
 def spy(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What an engine sends to its device from now on."""
     sent, runner = list[str](), engine.runner
-    call, to_device = runner.programs.call, runner.to_device
+    call, to_device, stage = runner.programs.call, runner.to_device, runner.stage
 
     def called(name: str, *args: Any) -> Any:
         sent.append(name)
@@ -58,7 +58,12 @@ def spy(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> list[str]:
         sent.extend([f"send-{kind}"] * len(chunks))
         return to_device(kind, chunks)
 
+    def staged(batches: list[Any]) -> Any:
+        sent.append("stage")
+        return stage(batches)
+
     monkeypatch.setattr(runner.programs, "call", called)
+    monkeypatch.setattr(runner, "stage", staged)
     monkeypatch.setattr(runner, "to_device", transferred)
     return sent
 
@@ -88,7 +93,7 @@ def test_a_hit_alone_is_one_step_and_what_it_waits_for_comes_first(
     engine.step()
     phases = list(dict.fromkeys(name.removesuffix("-GREEDY") for name in sent))
     assert phases == [
-        *("stage-replay", "send-inputs", "put-inputs", "send-kv", "send-states", "replay"),
+        *("stage", "send-inputs", "put-inputs", "send-kv", "send-states", "replay"),
         *("put-kv", "prefill", "set_row", "draw", "put-states"),
     ]
     assert sent.count("send-kv") > STEP_CHUNKS

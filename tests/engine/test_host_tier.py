@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import numpy as np
 import pytest
@@ -126,7 +128,7 @@ def test_decodes_run_on_while_kv_arrives(engine: Engine) -> None:
 def test_aborts_in_transfers_and_replays_leave_nothing(host_memory: int) -> None:
     """With little memory chunks are small: not all of a prefix is sent in one step."""
     rng = np.random.default_rng(3)
-    flags = FLAGS | {"host_memory": host_memory}
+    flags: dict[str, Any] = FLAGS | {"host_memory": host_memory}
     engine = tiny_engine(**flags, pages=120, slots=6)
     trunk = random_prompt(rng, 250)
     run(engine, [request("trunk", trunk)])
