@@ -13,19 +13,22 @@ BALANCE = 0.15  # of a balanced row: what its answers weigh together, for each t
 BALANCE_LIMITS = (2.0, 16.0)  # of one token's weight
 CONTEXT_WEIGHT = 0.03  # the rest of such a row: random keys and numbers teach nothing
 PROSE_WEIGHT = 1.0
+DECISIVE = 8.0  # times the weight of its answer: the token that no other token gives away
 
 
 @dataclass(frozen=True)
 class Row:
     """`weights[i]` is the weight of predicting `ids[i]` from what stands before it.
 
-    `answers` are the half-open spans of `ids` whose content follows from earlier tokens, and
-    `boundary` is where the text ends that they are about and the questions begin.
+    `answers` are the half-open spans of `ids` whose content follows from earlier tokens, `decisive`
+    the tokens of them that weigh more than the rest, and `boundary` is where the text ends that
+    they are about and the questions begin.
     """
 
     ids: np.ndarray  # uint16 [T + 1]
     weights: np.ndarray  # float32 [T + 1]
     answers: tuple[tuple[int, int], ...]
+    decisive: tuple[int, ...] = ()
     boundary: int | None = None
 
 
@@ -37,6 +40,7 @@ class RowBuilder:
     _ids: list[np.ndarray] = field(default_factory=list)
     _weights: list[tuple[float, int]] = field(default_factory=list)
     _answers: list[tuple[int, int]] = field(default_factory=list)
+    _decisive: list[int] = field(default_factory=list)
     used: int = 0
     boundary: int | None = None
 
@@ -53,9 +57,18 @@ class RowBuilder:
         self.used += len(ids)
         return self
 
-    def answer(self, piece: str | np.ndarray, weight: float = ANSWER_WEIGHT) -> RowBuilder:
+    def answer(
+        self,
+        piece: str | np.ndarray,
+        weight: float = ANSWER_WEIGHT,
+        decisive: int | None = None,
+    ) -> RowBuilder:
+        """`decisive`: which token of it the others follow from, as those of a number that stands
+        in the row do once its first digit is known: left alone they would be most of the loss."""
         start = self.used
         self.add(piece, weight)
+        if decisive is not None:
+            self._decisive.append(start + decisive)
         self._answers.append((start, self.used))
         return self
 
@@ -83,5 +96,7 @@ class RowBuilder:
             weight = np.clip(BALANCE * self.size / tokens, *BALANCE_LIMITS)
             for start, stop in answers:
                 weights[start:stop] = weight
+        decisive = tuple(at for at in self._decisive if any(a <= at < b for a, b in answers))
+        weights[list(decisive)] *= DECISIVE
         boundary = self.boundary if self.boundary and self.boundary < self.size else None
-        return Row(ids, weights, answers, boundary)
+        return Row(ids, weights, answers, decisive, boundary)

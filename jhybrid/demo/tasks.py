@@ -82,6 +82,10 @@ def _any_word(rng: Rng) -> str:
     return pick(rng, WORDS)
 
 
+def _letter(rng: Rng) -> str:
+    return chr(97 + int(rng.random() * 26))
+
+
 def _letters(rng: Rng) -> str:
     return "".join(chr(97 + int(x * 26)) for x in rng.random(between(rng, 2, 6)))
 
@@ -92,6 +96,28 @@ def _pair_of_words(rng: Rng) -> str:
 
 _KEYS = (_any_word, _letters, digits, _pair_of_words)
 _VALUES = (digits, digits, _any_word, _letters)
+
+
+def registers(rng: Rng, corpus: Corpus, size: int) -> Row:
+    """Lines `key=value`, the same keys over and over, then each key with what it held last.
+
+    The shortest form of "last write wins": a recurrent state learns it first from such rows.
+    """
+    row = RowBuilder(size)
+    equals, stop = pick(rng, ("=", "=", ": ", " now holds ")), pick(rng, ("\n", "; ", ".\n"))
+    make_key, width = pick(rng, (_letter, _letter, _any_word, _pair_of_words)), between(rng, 1, 5)
+    keys = list(dict.fromkeys(make_key(rng) for _ in range(between(rng, 2, 8))))
+    line = max(map(len, keys)) + len(equals) + width + len(stop)
+    now: dict[str, str] = {}
+    while row.room > line * (len(now) + 2):
+        key = pick(rng, keys)
+        now[key] = digits(rng, width)
+        row.add(f"{key}{equals}{now[key]}{stop}")
+    row.boundary = row.used
+    for i in rng.permutation(len(keys)):
+        if keys[i] in now:
+            row.add(f"{keys[i]}{equals}").answer(now[keys[i]], decisive=0).add(stop)
+    return row.finish(balanced=True)
 
 
 def haystack(rng: Rng, text: Text, size: int) -> np.ndarray:

@@ -16,6 +16,7 @@ from jhybrid.demo.rows import (
     ANSWER_WEIGHT,
     BALANCE_LIMITS,
     CONTEXT_WEIGHT,
+    DECISIVE,
     PROSE_WEIGHT,
     Row,
 )
@@ -28,8 +29,8 @@ from jhybrid.demo.trials import TRIALS
 SIZES = [257, 513, 1025, 2049]
 SEEDS = range(8)
 PROSE = ("fiction", "stories")
-RECALLED_VERBATIM = ("induction", "recall", "writes", "chat_recall")
-BALANCED = ("needles", "writes", "variables", "common_words", "frequent_words")
+RECALLED_VERBATIM = ("induction", "registers", "recall", "writes", "chat_recall")
+BALANCED = ("registers", "needles", "writes", "variables", "common_words", "frequent_words")
 
 
 def book(seed: int) -> str:
@@ -73,13 +74,15 @@ def test_size_and_weights(corpus: Corpus, task: str, size: int) -> None:
         assert row.ids.shape == row.weights.shape == (size,)
         assert row.ids.dtype == np.uint16
         assert row.ids.max() < TOKENS_USED
+        even = row.weights.copy()
+        even[list(row.decisive)] /= DECISIVE
         for start, stop in row.answers:
             assert 0 < start < stop <= size
-            assert np.all(row.weights[start:stop] == row.weights[start])
+            assert np.all(even[start:stop] == even[start])
             if task in BALANCED:
-                assert BALANCE_LIMITS[0] <= row.weights[start] <= BALANCE_LIMITS[1]
+                assert BALANCE_LIMITS[0] <= even[start] <= BALANCE_LIMITS[1]
             else:
-                assert row.weights[start] in (ANSWER_WEIGHT, COPY_WEIGHT)
+                assert even[start] in (ANSWER_WEIGHT, COPY_WEIGHT)
         assert row.boundary is None or 0 < row.boundary < size
         inside = np.zeros(size, bool)
         for start, stop in row.answers:
@@ -120,6 +123,26 @@ def test_recall_asks_for_what_was_said_of_it(corpus: Corpus, size: int) -> None:
             asked = set(re.findall(r"\w+", text(row.ids[max(0, start - 160) : start]).lower()))
             assert said, "the value is told once"
             assert len(asked & set(re.findall(r"[a-z]+", said[0].lower()))) >= 1
+
+
+@pytest.mark.parametrize("task", ["registers", "writes"])
+def test_the_last_value_is_asked_for_by_its_first_digit(corpus: Corpus, task: str) -> None:
+    """Its line is the last that names the key, and the first digit weighs more than the rest."""
+    for row in rows(corpus, task, 513):
+        assert row.boundary is not None
+        told, asked = text(row.ids[: row.boundary]), text(row.ids[row.boundary :])
+        assert 1 <= len(row.decisive) == len(row.answers)
+        for (start, stop), first in zip(row.answers, row.decisive, strict=True):
+            digit, value = text(row.ids[first : first + 1]), text(row.ids[start:stop]).strip(" .")
+            assert digit == value[0]
+            question = asked[: start - row.boundary]
+            if task == "registers":
+                key = re.split(r"[;\n] ?", question)[-1]
+            else:
+                key = question.rsplit("The ", 1)[-1].replace(" holds", " now holds ")
+            before = told.lower().rsplit(key.lower(), 1)
+            assert len(before) == 2
+            assert before[1].startswith(value)
 
 
 def answers(row: Row) -> list[tuple[str, str]]:
