@@ -27,6 +27,7 @@ from jhybrid.engine.empty_batches import empty_decode, empty_prefill
 from jhybrid.engine.model_runner import ModelRunner
 from jhybrid.engine.programs import Call as ProgramCall
 from jhybrid.engine.sampler import SampleMode
+from jhybrid.packed import pack
 
 from .flags import listed
 from .results import Result, ResultsFile
@@ -119,7 +120,7 @@ def _prefill_call(runner: ModelRunner, step: Step, tables: np.ndarray) -> Call:
     batch.page_table[0, : tables.shape[1]] = tables[0]
     batch.segments.cu[1:] = step.size
     batch.segments.store[0] = 0
-    args = (runner.params, runner.caches, batch)
+    args = (runner.params, runner.caches, pack(batch))
     programs = [("prefill", (step.size, 2, int(whole)), args)]
     return Call(programs, lambda: runner.prefill(batch))
 

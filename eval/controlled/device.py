@@ -17,7 +17,7 @@ from jaxtyping import Bool, Float, Int32
 from jhybrid.batch import Caches, DecodeBatch, PrefillBatch, ReplayBatch
 from jhybrid.config import ModelConfig
 from jhybrid.engine.build import LoadedModel
-from jhybrid.engine.programs import compile_side_by_side
+from jhybrid.engine.programs import compile_side_by_side, compiler_options
 from jhybrid.models.groups import groups
 from jhybrid.models.hybrid import forward, logits
 from jhybrid.models.replay import replay
@@ -53,8 +53,9 @@ class Device:
             (layout.tokens, width), dtype, sharding=NamedSharding(model.mesh, REPLICATED)
         )
         given = arguments(model.params, self.caches, layout, hidden, ends)
-        calls = list(zip(made, given, strict=True))
-        done = dict(compile_side_by_side(calls, model.mesh.devices.flat[0].platform))
+        options = compiler_options(model.mesh.devices.flat[0].platform)
+        calls = [(function, args, options) for function, args in zip(made, given, strict=True)]
+        done = dict(compile_side_by_side(calls))
         self._run = Programs(*(done[place] for place in range(len(calls))))
 
     def prefill(self, batch: PrefillBatch) -> Float[Array, "T D"]:

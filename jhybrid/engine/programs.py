@@ -18,24 +18,34 @@ CPU_OPTIONS: Options = {"xla_backend_optimization_level": 1}
 # then chooses cuBLAS. Merged products would copy their weights into one matrix in every step.
 GPU_OPTIONS: Options = {"xla_gpu_enable_triton_gemm": False, "xla_gpu_dot_merger_threshold_mb": 0}
 COMPILER_OPTIONS = {"cpu": CPU_OPTIONS, "gpu": GPU_OPTIONS}
+# A CUDA graph starts when all of its nodes have been given the addresses of a call. These have
+# hundreds of nodes, each with more to do than a launch takes, and somebody waits for the first one.
+LAUNCHED: Options = {"xla_gpu_enable_command_buffer": ""}
+LAUNCHED_ONE_BY_ONE = ("prefill", "replay")
+
+
+def compiler_options(platform: str, name: str = "") -> Options:
+    """Those of an engine's function `name`, or of any other."""
+    options = COMPILER_OPTIONS.get(platform, {})
+    one_by_one = platform == "gpu" and name in LAUNCHED_ONE_BY_ONE
+    return options | LAUNCHED if one_by_one else options
 
 
 def compile_side_by_side(
-    calls: Sequence[tuple[Any, tuple[Any, ...]]], platform: str
+    calls: Sequence[tuple[Any, tuple[Any, ...], Options]],
 ) -> Iterator[tuple[int, Any]]:
-    """Compile jitted functions, each for arguments like these; the place and the executable of each
-    as it gets done.
+    """Compile jitted functions, each for arguments like these and with these options; the place and
+    the executable of each as it gets done.
 
     Python lowers one at a time and in order, whatever the number of threads: together they would
     only take turns, and none would reach XLA, which does work side by side, until all do.
     """
-    options = COMPILER_OPTIONS.get(platform, {})
 
     def compile_one(place: int, lowered: Future[Any]) -> tuple[int, Any]:
-        return place, lowered.result().compile(compiler_options=options)
+        return place, lowered.result().compile(compiler_options=calls[place][2])
 
     with ThreadPoolExecutor(1) as python, ThreadPoolExecutor(os.cpu_count()) as xla:
-        lowered = [python.submit(function.lower, *args) for function, args in calls]
+        lowered = [python.submit(function.lower, *args) for function, args, _ in calls]
         jobs = [xla.submit(compile_one, *item) for item in enumerate(lowered)]
         for job in as_completed(jobs):
             yield job.result()
@@ -57,13 +67,16 @@ class Programs:
 
     def compile(self, name: str, args: tuple[Any, ...]) -> Any:
         """A new executable, which the table does not hold."""
-        lowered = self.functions[name].lower(*args)
-        return lowered.compile(compiler_options=COMPILER_OPTIONS.get(self._platform, {}))
+        options = compiler_options(self._platform, name)
+        return self.functions[name].lower(*args).compile(compiler_options=options)
 
     def compile_all(self, calls: Sequence[Call]) -> Iterator[tuple[str, Shape]]:
         """Fill the table, several at once; function and bucket of each as it gets done."""
-        items = [(self.functions[name], args) for name, _, args in calls]
-        for place, executable in compile_side_by_side(items, self._platform):
+        items = [
+            (self.functions[name], args, compiler_options(self._platform, name))
+            for name, _, args in calls
+        ]
+        for place, executable in compile_side_by_side(items):
             name, size, _ = calls[place]
             self.executables[name, size] = executable
             yield name, size

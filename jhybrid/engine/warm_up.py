@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterator
 import jax
 import numpy as np
 
-from ..cache.host_store import CHUNK_ROWS
 from ..models.pages import pools
+from ..packed import pack
 from .buckets import MOVES
 from .empty_batches import empty_decode, empty_prefill, empty_replay
+from .host_moves import ROW_SIZES, put_name, put_sizes
 from .model_runner import ModelRunner, pairs
 from .programs import Call, Shape
 from .sampler import SampleMode
@@ -35,10 +36,10 @@ def warm_up_calls(runner: ModelRunner) -> Iterator[Call]:
             for whole in (True, False)[not alone :]:
                 batch = empty_prefill(runner, tokens, sequences, whole_prompt=whole)
                 size = (tokens, sequences, int(whole))
-                yield "prefill", size, (params, caches, batch)
+                yield "prefill", size, (params, caches, pack(batch))
     if caches.group_inputs is not None:
         for tokens in b.replay_tokens:
-            yield "replay", (tokens,), (params, caches, empty_replay(runner, tokens))
+            yield "replay", (tokens,), (params, caches, pack(empty_replay(runner, tokens)))
     last_token = rows.params.last_token
     for size in b.decode:
         padding = np.full(size, -1, np.int32)
@@ -53,10 +54,11 @@ def warm_up_calls(runner: ModelRunner) -> Iterator[Call]:
         yield "prompt_logprobs", (tokens,), (params, runner.hidden_shape(tokens), targets)
     row = jax.tree.map(lambda x: np.zeros(x.shape[1:], x.dtype), rows)
     nowhere, zero = np.full(b.decode[-1], -1, np.int32), np.int32(0)
-    yield "copy_pages", (), (caches, (nowhere, nowhere), (nowhere, nowhere))
+    yield "copy_pages", (), (caches, pack([(nowhere, nowhere), (nowhere, nowhere)]))
     for kind in runner.host_rows:
-        for size in (1,) if kind == "states" else CHUNK_ROWS:
-            at = np.full(size, -1, np.int32)
+        for size in ROW_SIZES[kind]:
+            yield f"take-{kind}", (size,), (caches, np.full(size, -1, np.int32))
+        for parts, size in put_sizes(kind):
             rows_of = jax.tree.map(
                 lambda pool, place, n=size: jax.ShapeDtypeStruct(
                     (n, *pool.shape[1:]), pool.dtype, sharding=place
@@ -64,13 +66,13 @@ def warm_up_calls(runner: ModelRunner) -> Iterator[Call]:
                 pools(caches, kind),
                 runner.placed(kind, "device"),
             )
-            yield f"take-{kind}", (size,), (caches, at)
-            yield f"put-{kind}", (size,), (caches, rows_of, at)
+            at = np.full((parts, size), -1, np.int32)
+            yield put_name(kind, parts), at.shape, (caches, [rows_of] * parts, at)
     if runner.compressed is not None:
         moves = (caches, runner.compressed, runner.maps, *pairs([], MOVES))
         for name in ("store_states", "load_states-zero", "load_states-keep"):
             yield name, (), moves
-    yield "set_row", (), (rows, zero, row.params)
+    yield "set_row", (), (rows, pack((zero, row.params)))
     yield "set_seen", (), (rows, zero, row.in_prompt, row.counts)
 
 
