@@ -23,6 +23,7 @@ from jhybrid.engine.build import create_engine, engine_config
 from jhybrid.engine.engine import Engine
 from jhybrid.engine.request import PrefixCacheOptions, RecoveryName, Request, SamplingParams
 
+from .flags import counts
 from .results import Result, ResultsFile
 from .ttft_timeline import record as timeline
 from .ttft_timeline import show
@@ -41,15 +42,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--repeat", type=positive, default=20, metavar="N", help="hits an arm")
     group.add_argument("--streams", type=positive, default=16, metavar="N", help="that decode")
     group.add_argument(
-        "--rates", type=_rates, default=[1, 2, 4], metavar="N,...", help="checkpoints a step"
+        "--rates", type=counts, default=[1, 2, 4], metavar="N,...", help="checkpoints a step"
     )
     group.add_argument("--steps", type=positive, default=60, metavar="N", help="of a window")
     group.add_argument("--rounds", type=positive, default=8, metavar="N", help="windows an arm")
     group.add_argument("--timelines", action="store_true", help="profile one more hit an arm")
-
-
-def _rates(text: str) -> list[int]:
-    return [positive(part) for part in text.split(",")]
 
 
 def run(args: argparse.Namespace) -> None:

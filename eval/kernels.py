@@ -16,9 +16,12 @@ from typing import Any
 
 import jax
 
+from jhybrid.config import require
+
 from . import fla_peer
 from .attention_cases import AttentionCase, attention_cases, tiny_attention_cases
 from .device_time import REPEAT, Loop, copy_rate, matrix_rate
+from .flags import names_of, texts
 from .kernel_cases import Data, KernelCase, delta_rule_cases, tiny_cases
 from .kernel_check import error_of, op, reference
 from .kernel_variants import variants
@@ -37,6 +40,7 @@ SETS: dict[str, tuple[Callable[[], Sequence[Case]], Callable[[], Sequence[Case]]
     "ops": (op_cases, tiny_op_cases),
     "products": (product_cases, tiny_product_cases),
 }
+ARMS = ("pallas", "auto", "xla", "fla", "cudnn")
 TOGETHER = 8  # cases whose inputs are on the device at once
 BOUND = 5e-3  # relative RMS, bf16 inputs against float32 arithmetic
 
@@ -44,8 +48,10 @@ BOUND = 5e-3  # relative RMS, bf16 inputs against float32 arithmetic
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, required=True, metavar="DIR")
     parser.add_argument("--set", choices=SETS, help="cases of one kind (default: all)")
-    parser.add_argument("--cases", default="", metavar="TEXT,...", help="parts of case names")
-    parser.add_argument("--arms", default="pallas,auto,xla,fla,cudnn", metavar="ARM,...")
+    parser.add_argument(
+        "--cases", type=texts, default=[], metavar="TEXT,...", help="parts of case names"
+    )
+    parser.add_argument("--arms", type=names_of(ARMS), default=",".join(ARMS), metavar="ARM,...")
     parser.add_argument("--variants", action="store_true", help="time tunings, not arms")
     parser.add_argument("--dry-run", action="store_true", help="tiny cases, interpreted")
 
@@ -56,8 +62,10 @@ def run(args: argparse.Namespace) -> None:
     results = ResultsFile(args.out)
     sets = SETS.values() if args.set is None else [SETS[args.set]]
     cases = [case for of_set in sets for case in of_set[args.dry_run]()]
-    wanted = [part for part in args.cases.split(",") if part]
-    cases = [c for c in cases if not wanted or any(part in c.name for part in wanted)]
+    for part in args.cases:
+        some = any(part in case.name for case in cases)
+        require(some, "--cases", part, f"part of one of {', '.join(c.name for c in cases)}")
+    cases = [c for c in cases if not args.cases or any(part in c.name for part in args.cases)]
     rate = copy_rate(1 << 20 if args.dry_run else 1 << 31)
     results.append(Result("kernels", "copy", "xla", "rate", rate / 1e12, "TB/s", REPEAT))
     products = matrix_rate(64 if args.dry_run else 8192)
@@ -66,7 +74,7 @@ def run(args: argparse.Namespace) -> None:
     if args.variants:
         _run_variants(cases, results, args.dry_run)
     else:
-        _run_arms(cases, results, (rate, products), args.arms.split(","), args.dry_run)
+        _run_arms(cases, results, (rate, products), args.arms, args.dry_run)
 
 
 def check(case: Case, interpret: bool) -> float:
@@ -168,7 +176,7 @@ def _time_arms(
         print(_row(case.name, times), flush=True)
 
 
-COLUMNS = ("pallas", "auto", "xla", "fla", "cudnn", "floor")
+COLUMNS = (*ARMS, "floor")
 
 
 def _row(name: str, times: dict[str, float]) -> str:

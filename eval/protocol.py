@@ -25,6 +25,7 @@ from .probes import probe_record
 from .scoring import score
 from .store import Record, Store, digest
 from .tasks.problem import Problem
+from .weights import moments
 
 WARM = PrefixCacheOptions(recovery="off")  # reads nothing from the cache, and fills it
 WARM_PARAMS = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True)
@@ -82,7 +83,8 @@ class ArmRun:
     settings: dict[str, Any]
 
     def __post_init__(self) -> None:
-        kept = asdict(self.protocol)
+        kept: dict[str, Any] = {"weights": moments(self.llm.engine.runner.params)}
+        kept |= asdict(self.protocol)
         for name in ("block", "probe", "residency"):  # they do not change an answer
             del kept[name]
         self._digest = digest({**self.settings, **kept, "flags": self.arm.flags})

@@ -14,7 +14,8 @@ from jhybrid.engine.build import engine_config
 from jhybrid.engine.config import EngineConfig
 from jhybrid.engine.llm import LLM
 
-from .arms import Arm, engine_flags, parse_arms, with_reference
+from .arms import Arm, engine_flags, with_reference
+from .flags import arm_list
 from .outcome import KL_POSITIONS, Cases, Outcome, Outcomes, problem_id, write_results
 from .probes import answer_nll, suffix_kl
 from .protocol import ArmRun, Protocol, Residency
@@ -28,7 +29,10 @@ from .tasks.wording import Wording
 def add_quality_arguments(
     parser: argparse.ArgumentParser, *, arms: str, replays: int, boundary: str = "context"
 ) -> None:
-    add_problem_arguments(parser, arms=arms, boundary=boundary)
+    group = add_problem_arguments(parser, boundary=boundary)
+    group.add_argument(
+        "--arms", type=arm_list, default=arms, metavar="ARM,...", help=f"(default: {arms})"
+    )
     group = parser.add_argument_group("protocol")
     group.add_argument("--replays", type=positive, default=replays, metavar="R")
     group.add_argument("--limit", type=positive, metavar="N", help="problems of a case at most")
@@ -43,15 +47,14 @@ def add_quality_arguments(
 
 
 def add_problem_arguments(
-    parser: argparse.ArgumentParser, *, arms: str, boundary: str = "context"
-) -> None:
-    """Of every suite that asks a model questions."""
+    parser: argparse.ArgumentParser, *, boundary: str = "context"
+) -> argparse._ArgumentGroup:
+    """Of every suite that asks a model questions. Returns the group, for the suite's arms."""
     add_engine_arguments(parser)
     group = parser.add_argument_group("suite")
     group.add_argument(
         "--out", type=Path, required=True, metavar="DIR", help="also resumes from it"
     )
-    group.add_argument("--arms", default=arms, metavar="ARM,...", help=f"(default: {arms})")
     group.add_argument("--data", type=Path, metavar="DIR", help="where files not shipped are")
     group.add_argument(
         "--wording", default="ruler", metavar="SET", help="ruler, plain, or a folder of templates"
@@ -64,6 +67,7 @@ def add_problem_arguments(
         help=f"where the cached prefix ends (default: {boundary})",
     )
     group.add_argument("--max-new-tokens", type=positive, metavar="N", help="of every task")
+    return group
 
 
 def protocol_of(args: argparse.Namespace) -> Protocol:
@@ -85,7 +89,7 @@ def run_quality(
     cases: Cases = lambda problem: (problem.case,),
 ) -> ResultsFile:
     """Run all arms of `args` over what `make` (encoder, wording, longest context) gives."""
-    arms = with_reference(parse_arms(args.arms))
+    arms = with_reference(args.arms)
     common = vars(engine_config(args))
     flags = {arm.name: engine_flags(arm, common) for arm in arms}  # all are known to be good now
     protocol = protocol_of(args)

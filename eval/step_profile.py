@@ -13,7 +13,6 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,12 +25,16 @@ from jhybrid.engine.arguments import add_engine_arguments
 from jhybrid.engine.build import create_engine, engine_config
 from jhybrid.engine.empty_batches import empty_decode, empty_prefill
 from jhybrid.engine.model_runner import ModelRunner
+from jhybrid.engine.programs import Call as ProgramCall
 from jhybrid.engine.sampler import SampleMode
+from jhybrid.packed import pack
 
+from .flags import listed
 from .results import Result, ResultsFile
 
 REPEAT = 5
 GREEDY = SampleMode.GREEDY
+FORMS = "prefill:TOKENS[:CONTEXT] or decode:BATCH[:CONTEXT]"
 
 
 @dataclass(frozen=True)
@@ -46,32 +49,34 @@ class Step:
     def parse(cls, text: str) -> Step:
         kind, *numbers = text.split(":")
         known = kind in ("prefill", "decode") and 1 <= len(numbers) <= 2
-        require(known, "steps", text, "prefill:TOKENS[:CONTEXT] or decode:BATCH[:CONTEXT]")
+        require(known, "steps", text, FORMS)
         return cls(kind, int(numbers[0]), int(numbers[1]) if len(numbers) == 2 else 0)
 
     def __str__(self) -> str:
         return f"{self.kind}/{self.size}" + (f"@{self.context}" if self.context else "")
 
 
+_steps = listed(Step.parse, FORMS)
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_engine_arguments(parser)
     group = parser.add_argument_group("suite")
     group.add_argument("--out", type=Path, required=True, metavar="DIR")
-    group.add_argument("--steps", required=True, metavar="KIND:SIZE[:CONTEXT],...")
+    group.add_argument("--steps", type=_steps, required=True, metavar="KIND:SIZE[:CONTEXT],...")
     group.add_argument("--top", type=int, default=25, metavar="N", help="kernels to print")
 
 
 def run(args: argparse.Namespace) -> None:
-    steps = [Step.parse(text) for text in args.steps.split(",")]
     results = ResultsFile(args.out)
     engine = create_engine(args.model, engine_config(args), warm_up=False)
     runner, name = engine.runner, engine.model_name.removeprefix("dummy:")
-    calls = [make_call(runner, step) for step in steps]
+    calls = [make_call(runner, step) for step in args.steps]
     begin = time.perf_counter()
-    with ThreadPoolExecutor() as pool:  # every first call compiles
-        list(pool.map(lambda call: call.compile(), calls))
-    print(f"compiled {len(calls)} steps in {time.perf_counter() - begin:.1f} s", flush=True)
-    for step, call in zip(steps, calls, strict=True):
+    programs = {program[:2]: program for call in calls for program in call.programs}
+    done = len(list(runner.programs.compile_all(list(programs.values()))))
+    print(f"compiled {done} programs in {time.perf_counter() - begin:.1f} s", flush=True)
+    for step, call in zip(args.steps, calls, strict=True):
         wall = median_seconds(call)
         kernels = profile(call)
         busy = sum(seconds for seconds, _ in kernels.values())
@@ -89,7 +94,7 @@ def run(args: argparse.Namespace) -> None:
 
 @dataclass
 class Call:
-    compile: Callable[[], Any]
+    programs: list[ProgramCall]  # that it runs
     run: Callable[[], Any]
 
 
@@ -115,11 +120,9 @@ def _prefill_call(runner: ModelRunner, step: Step, tables: np.ndarray) -> Call:
     batch.page_table[0, : tables.shape[1]] = tables[0]
     batch.segments.cu[1:] = step.size
     batch.segments.store[0] = 0
-    args = (runner.params, runner.caches, batch)
-    return Call(
-        lambda: runner.programs.prepare("prefill", (step.size, 2, int(whole)), args),
-        lambda: runner.prefill(batch),
-    )
+    args = (runner.params, runner.caches, pack(batch))
+    programs = [("prefill", (step.size, 2, int(whole)), args)]
+    return Call(programs, lambda: runner.prefill(batch))
 
 
 def _decode_call(runner: ModelRunner, step: Step, tables: np.ndarray) -> Call:
@@ -135,11 +138,8 @@ def _decode_call(runner: ModelRunner, step: Step, tables: np.ndarray) -> Call:
     args = (runner.params, runner.caches, runner.rows.params.last_token, rows, batch)
     drawn = (runner.params, runner.rows, runner.hidden_shape(size[0]), rows)
 
-    def compile_both() -> None:
-        runner.programs.prepare("decode", size, args)
-        runner.programs.prepare(f"draw-{GREEDY.name}", size, drawn)
-
-    return Call(compile_both, lambda: runner.draw(runner.decode(rows, batch), rows, GREEDY))
+    programs = [("decode", size, args), (f"draw-{GREEDY.name}", size, drawn)]
+    return Call(programs, lambda: runner.draw(runner.decode(rows, batch), rows, GREEDY))
 
 
 def median_seconds(call: Call) -> float:

@@ -1,8 +1,8 @@
 """What a run has generated so far: append-only lines, so that a kill loses nothing that was done.
 
 A line's key names suite, settings, arm, case, problem and replay; of several lines with one key
-the first counts. The settings' digest covers the model, the flags and the sampling, so that a run
-never takes over answers that were made otherwise.
+the first counts. The settings' digest covers the model, its weights, the flags and the sampling, so
+that a run never takes over answers that were made otherwise.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,6 +33,7 @@ from jhybrid.engine.request import (
 )
 from jhybrid.engine.warm_up import warm_up
 
+from .flags import counts, shares, texts
 from .results import Result, ResultsFile
 from .ttft_report import write_report
 from .ttft_timeline import record, show
@@ -76,24 +77,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("suite")
     group.add_argument("--out", type=Path, required=True, metavar="DIR")
     lengths = [8192, 16384, 31847]
-    group.add_argument("--lengths", type=_numbers(int), default=lengths, metavar="N,...")
-    group.add_argument("--ratios", type=_numbers(float), default=[0.05, 0.1], metavar="R,...")
+    group.add_argument("--lengths", type=counts, default=lengths, metavar="N,...")
+    group.add_argument("--ratios", type=shares, default=[0.05, 0.1], metavar="R,...")
     group.add_argument("--suffix", type=int, default=32, metavar="N", help="unmatched tokens")
     group.add_argument("--repeat", type=int, default=20, metavar="N")
     group.add_argument("--full-repeat", type=int, default=5, metavar="N", help="of full prefill")
     group.add_argument(
-        "--timelines", default="", metavar="ARM,...", help="profile a request of each"
+        "--timelines", type=texts, default=[], metavar="ARM,...", help="profile a request of each"
     )
-    group.add_argument("--arms", default="", metavar="TEXT,...", help="parts of arm names")
-
-
-def _numbers(kind: type) -> Callable[[str], list]:
-    return lambda text: [kind(part) for part in text.split(",") if part]
+    group.add_argument(
+        "--arms", type=texts, default=[], metavar="TEXT,...", help="parts of arm names"
+    )
 
 
 def run(args: argparse.Namespace) -> None:
-    wanted = [part for part in args.arms.split(",") if part]
-    chosen = [arm for arm in arms(args.ratios) if _is_wanted(arm, wanted)]
+    known = arms(args.ratios)
+    names = [arm.name for arm in known]
+    for part in args.arms:
+        some = any(part in name for name in names)
+        require(some, "--arms", part, f"part of one of {', '.join(names)}")
+    for name in args.timelines:
+        require(name in names, "--timelines", name, f"one of {', '.join(names)}")
+    chosen = [arm for arm in known if _is_wanted(arm, args.arms)]
     longest = max(args.lengths) + args.suffix + 2
     args.max_context = args.max_context or longest + args.suffix
     least = args.repeat + 2
@@ -115,7 +120,7 @@ def run(args: argparse.Namespace) -> None:
                 for metric, value in _depths(usage):
                     results.append(Result("ttft", label, arm.name, metric, value, "tokens", 1))
                 print(f"{label:24} {arm.name:32} {_summaries(times)[0][1]:9.2f} ms", flush=True)
-                if arm.name in args.timelines.split(","):
+                if arm.name in args.timelines:
                     print(show(record(case.request)), flush=True)
     write_report(args.out)
 

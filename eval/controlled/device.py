@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -18,7 +17,7 @@ from jaxtyping import Bool, Float, Int32
 from jhybrid.batch import Caches, DecodeBatch, PrefillBatch, ReplayBatch
 from jhybrid.config import ModelConfig
 from jhybrid.engine.build import LoadedModel
-from jhybrid.engine.programs import CPU_OPTIONS
+from jhybrid.engine.programs import compile_side_by_side, compiler_options
 from jhybrid.models.groups import groups
 from jhybrid.models.hybrid import forward, logits
 from jhybrid.models.replay import replay
@@ -38,7 +37,7 @@ CHECK = 8  # decode steps between two looks at whether all answers have ended
 class Device:
     """Owns the caches of a block; every call replaces them by what it returns.
 
-    `ends` [V] marks the tokens that end an answer, V being the tokens that the tokenizer knows.
+    `ends` [V] marks the tokens that end a text, V being the tokens that the tokenizer knows.
     """
 
     def __init__(self, model: LoadedModel, layout: Layout, ends: Bool[np.ndarray, " V"]) -> None:
@@ -53,18 +52,11 @@ class Device:
         hidden = jax.ShapeDtypeStruct(
             (layout.tokens, width), dtype, sharding=NamedSharding(model.mesh, REPLICATED)
         )
-        on_cpu = model.mesh.devices.flat[0].platform == "cpu"
-        options: Any = CPU_OPTIONS if on_cpu else {}
-
-        def compile_one(item: tuple[Any, tuple[Any, ...]]) -> Any:
-            function, args = item
-            return function.lower(*args).compile(compiler_options=options)
-
-        with ThreadPoolExecutor() as pool:
-            calls = zip(
-                made, arguments(model.params, self.caches, layout, hidden, ends), strict=True
-            )
-            self._run = Programs(*pool.map(compile_one, calls))
+        given = arguments(model.params, self.caches, layout, hidden, ends)
+        options = compiler_options(model.mesh.devices.flat[0].platform)
+        calls = [(function, args, options) for function, args in zip(made, given, strict=True)]
+        done = dict(compile_side_by_side(calls))
+        self._run = Programs(*(done[place] for place in range(len(calls))))
 
     def prefill(self, batch: PrefillBatch) -> Float[Array, "T D"]:
         """Run the packed spans; the residual stream behind each token."""
@@ -91,18 +83,29 @@ class Device:
         return tuple(map(np.asarray, self._run.compare(self._params, hidden, other, targets)))
 
     def generate(
-        self, first: np.ndarray, limits: np.ndarray, batch: DecodeBatch
-    ) -> list[np.ndarray]:
-        """Greedy continuations of `first`, each row at most `limits` tokens with it: the tokens of
-        every step. What a row has behind its end is of no meaning."""
+        self,
+        first: Int32[np.ndarray, " N"],
+        limits: Int32[np.ndarray, " N"],
+        batch: DecodeBatch,
+        stopped: Callable[[np.ndarray], Bool[np.ndarray, " N"]],
+    ) -> Int32[np.ndarray, "N T"]:
+        """Greedy continuations of `first`, each row at most `limits` tokens with it.
+
+        `stopped` says of the tokens so far which rows have ended for another reason than a token;
+        it is asked now and then. What a row has behind its end is of no meaning.
+        """
         out: list[Any] = [first]
         token: Any = first
         left: Any = np.where(self.ends[first], 0, np.maximum(limits - 1, 0)).astype(np.int32)
-        while len(out) < limits.max() and (len(out) % CHECK or np.any(left)):
+        while len(out) < limits.max():
+            if len(out) % CHECK == 0:
+                left = np.where(stopped(np.stack(out, axis=1)), 0, left)
+                if not left.any():
+                    break
             args = (self._params, self.caches, token, left, self.ends, batch)
             token, left, batch, self.caches = self._run.decode(*args)
             out.append(token)
-        return [np.asarray(tokens) for tokens in out]
+        return np.stack(out, axis=1)
 
 
 class Programs(NamedTuple):

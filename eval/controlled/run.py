@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jaxtyping import Bool
@@ -18,6 +16,7 @@ from tqdm import tqdm
 from jhybrid.config import require
 from jhybrid.engine.build import LoadedModel
 from jhybrid.engine.config import EngineConfig
+from jhybrid.engine.stop import StopMatcher
 from jhybrid.retention.horizon import static_horizons
 from pallas_kernels import NO_SLOT
 
@@ -26,6 +25,7 @@ from ..outcome import KL_POSITIONS, Outcome
 from ..scoring import score
 from ..store import Record, Store, digest
 from ..tasks.problem import Encoder, Problem
+from ..weights import moments
 from .device import Device
 from .layout import Block, Layout, Span
 from .recipe import Recipe, recipe
@@ -45,11 +45,11 @@ def run_controlled(
     (max_prefill_tokens; at least the longest problem's), and the page size.
     """
     layout = layout_for(problems, engine)
-    ends = ending_tokens(model, encoder, problems)
+    ends = ending_tokens(model)
     horizons = static_horizons(model.params, model.config, gate_input=engine.a_s)
     recipes = {arm.name: recipe(arm, horizons) for arm in arms}
     store = Store(out, "cells")
-    settings = {"model": model.name, "weights": _moments(model.params), "a_s": engine.a_s}
+    settings = {"model": model.name, "weights": moments(model.params), "a_s": engine.a_s}
     tag = digest({**settings, "dtype": model.dtype.name, "horizons": horizons.digest})
     blocks = list(cut(problems, layout))
     device: Device | None = None
@@ -72,12 +72,6 @@ def run_controlled(
     return {arm.name: _outcomes(arm, recipes[arm.name], blocks, store, tag) for arm in arms}
 
 
-def _moments(params: Any) -> list[list[float]]:
-    """Sum and sum of squares of every weight: trained again under its name, a model is another."""
-    leaves = (leaf.astype(jnp.float32) for leaf in jax.tree.leaves(params))
-    return [[float(jnp.sum(w)), float(jnp.sum(jnp.square(w)))] for w in leaves]
-
-
 def layout_for(problems: Sequence[Problem], engine: EngineConfig) -> Layout:
     """The least that serves all problems, each of which has a prefix."""
     for p in problems:
@@ -96,16 +90,10 @@ def layout_for(problems: Sequence[Problem], engine: EngineConfig) -> Layout:
     )
 
 
-def ending_tokens(
-    model: LoadedModel, encoder: Encoder, problems: Sequence[Problem]
-) -> Bool[np.ndarray, " V"]:
-    """Which tokens end an answer: those that end a text, and those that hold a stop string."""
-    stops = {p.stop for p in problems}
-    require(len(stops) == 1, "stop", stops, "the same strings for all problems")
+def ending_tokens(model: LoadedModel) -> Bool[np.ndarray, " V"]:
+    """Which tokens end a text."""
     ends = np.zeros(model.valid_vocab, np.bool_)
     ends[sorted(model.eos)] = True
-    for stop in next(iter(stops)):
-        ends |= [stop in encoder.decode([token]) for token in range(len(ends))]
     return ends
 
 
@@ -211,17 +199,24 @@ class BlockRun:
         block = self.block
         batch = block.decode(masked=made.kv == "masked")
         limits = block.by_row([p.max_tokens for p in block.problems])
-        steps = np.stack(self.device.generate(first, limits, batch), axis=1)
-        return [self._text(p, steps[row]) for row, p in enumerate(block.problems)]
+        steps = self.device.generate(first, limits, batch, self._stopped)
+        return [self._text(p, steps[row])[0] for row, p in enumerate(block.problems)]
 
-    def _text(self, problem: Problem, tokens: np.ndarray) -> str:
-        """Up to the first ending token, and within it up to the stop string."""
+    def _stopped(self, tokens: np.ndarray) -> Bool[np.ndarray, " N"]:
+        """Which rows have their stop string, in however many tokens it came."""
+        stops = [
+            self._text(p, tokens[row])[1] is not None for row, p in enumerate(self.block.problems)
+        ]
+        return self.block.by_row(stops).astype(np.bool_)
+
+    def _text(self, problem: Problem, tokens: np.ndarray) -> tuple[str, str | None]:
+        """Up to the first ending token or stop string, as the engine cuts it, and that string."""
         tokens = tokens[: problem.max_tokens]
         over = np.flatnonzero(self.device.ends[tokens])
-        if over.size:
-            tokens = tokens[: over[0] + 1]
-        text = self.encoder.decode(tokens.tolist())
-        return min((text.partition(stop)[0] for stop in problem.stop), key=len, default=text)
+        text = self.encoder.decode(tokens[: over[0] if over.size else None].tolist())
+        matcher = StopMatcher(problem.stop)
+        final, stop = matcher.push(text)
+        return (final, stop) if stop is not None else (final + matcher.finish(), None)
 
 
 def _kl(values: np.ndarray) -> list[float]:

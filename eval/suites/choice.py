@@ -9,6 +9,7 @@ import argparse
 from collections.abc import Iterator
 from itertools import islice
 
+from ..flags import names_of
 from ..quality import add_quality_arguments, run_quality
 from ..report import write_report
 from ..tasks.choice import gpqa, mmlu_pro
@@ -23,15 +24,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_quality_arguments(parser, arms=arms, replays=7, boundary="question")
     parser.set_defaults(temperature=1.0)
     group = parser.add_argument_group("choice")
-    group.add_argument("--tasks", default=",".join(TASKS), metavar="TASK,...")
+    group.add_argument("--tasks", type=names_of(TASKS), default=",".join(TASKS), metavar="TASK,...")
     group.add_argument("--shots", type=int, default=0, metavar="N", help="examples (MMLU-Pro)")
 
 
 def run(args: argparse.Namespace) -> None:
     def make(encoder: Encoder, wording: Wording, max_context: int) -> Iterator[Problem]:
-        for name in args.tasks.split(","):
-            if name not in TASKS:
-                raise ValueError(f"tasks: expected {' or '.join(TASKS)}, got {name!r}")
+        for name in args.tasks:
             if name == "gpqa":
                 made = gpqa(args.data, encoder, wording, args.boundary)
             else:

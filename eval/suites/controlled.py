@@ -11,15 +11,18 @@ Tasks of a single needle have it at the depths of `--depths`, as many problems a
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from jhybrid.engine.arguments import positive
-from jhybrid.engine.build import LoadedModel, engine_config, load_model
+from jhybrid.engine.build import LoadedModel, engine_config, load_model, warn_unread
 from jhybrid.engine.config import EngineConfig
+from jhybrid.retention.selection import SHORTEST_REPLAY
 
 from ..arms import parse_arms, with_reference
 from ..controlled.run import run_controlled
+from ..flags import arm_list, listed, share
 from ..outcome import write_results
 from ..quality import add_problem_arguments, checked
 from ..report import write_report
@@ -36,23 +39,50 @@ QUALITY_TASKS = (
     "niah_single_1,niah_single_2,niah_multikey_1,niah_multivalue,niah_multiquery,vt,cwe,fwe,"
     "last_write"
 )
+READ = ("tp", "dtype", "a_s", "compilation_cache", "max_context", "max_running") + (
+    "max_prefill_tokens",
+    "page_size",
+)
 WINDOW = 64  # w_max of the horizons' figures
 
 
 @dataclass(frozen=True)
 class Part:
-    """Arms of a suite; those with braces stand for one at every value of `parameter`."""
+    """Arms of a suite; those with braces stand for one at every value of `parameter`, a flag that
+    takes a list of what `item` reads and `expected` describes."""
 
     name: str
     fixed: str
     templates: str = ""
     parameter: str = ""
     values: str = ""
+    item: Callable[[str], Any] = str
+    expected: str = ""
 
-    def arms(self, templates: str, values: str) -> str:
+    def arms(self, templates: str, values: Sequence[str]) -> str:
         """The fixed arms, and at each value those of `templates`; every name once."""
-        filled = [t.format(v) for v in values.split(",") for t in templates.split(",") if t]
+        filled = [t.format(v) for v in values for t in templates.split(",") if t]
         return ",".join(dict.fromkeys([*self.fixed.split(","), *filled]))
+
+    def templates_of(self, text: str) -> str:
+        """The type of `--arms`: the same, if its names are arms once they are filled."""
+        try:
+            arm_list(",".join(t.format(self.values.split(",")[0]) for t in text.split(",")))
+        except (argparse.ArgumentTypeError, LookupError, ValueError) as error:
+            raise argparse.ArgumentTypeError(f"{error}, from {text!r}") from None
+        return text
+
+    def value(self, text: str) -> str:
+        """One of `parameter`'s, as it was written: names of arms have it like that."""
+        self.item(text)
+        return text
+
+
+def window(text: str) -> int:
+    value = int(text)
+    if value < SHORTEST_REPLAY:
+        raise ValueError(f"window must be at least {SHORTEST_REPLAY}, got {text}")
+    return value
 
 
 INTERVENTION = Part(
@@ -64,6 +94,8 @@ RETENTION = Part(
     "dasc-nr/{},dasc-wr/{},anchored/{},dasc-nr/{}/int8,random/{},inverse/{}",
     "curve-windows",
     "16,64,256,1024",
+    window,
+    f"whole numbers of at least {SHORTEST_REPLAY}",
 )
 REPLAY = Part(
     "replay-curve",
@@ -71,7 +103,16 @@ REPLAY = Part(
     "tail-replay/{}",
     "curve-ratios",
     "0.01,0.02,0.05,0.1,0.25,1",
+    share,
+    "numbers above 0 and up to 1",
 )
+
+
+def percent(text: str) -> int:
+    value = int(text)
+    if not 0 <= value <= 100:
+        raise ValueError(f"percent must be from 0 to 100, got {text}")
+    return value
 
 
 @dataclass(frozen=True)
@@ -84,15 +125,29 @@ class Controlled:
     horizons: bool = False
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        single = len(self.parts) == 1
-        default = self.parts[0].templates or self.parts[0].fixed
-        add_problem_arguments(parser, arms=default if single else "")
+        group = add_problem_arguments(parser)
+        if len(self.parts) == 1:  # of several, each has its own
+            part = self.parts[0]
+            default = part.templates or part.fixed
+            group.add_argument(
+                "--arms",
+                type=part.templates_of,
+                default=default,
+                metavar="ARM,...",
+                help=f"(default: {default})",
+            )
         add_ruler_arguments(parser, tasks=self.tasks, lengths="4096", samples=100)
-        parser.add_argument("--depths", default=",".join(map(str, DEPTHS)), metavar="PERCENT,...")
+        parser.add_argument(
+            "--depths",
+            type=listed(percent, "whole numbers from 0 to 100"),
+            default=",".join(map(str, DEPTHS)),
+            metavar="PERCENT,...",
+        )
         for part in self.parts:
             if part.parameter:
                 parser.add_argument(
                     f"--{part.parameter}",
+                    type=listed(part.value, part.expected),
                     default=part.values,
                     metavar="X,...",
                     help=f"fill the braces of arms (default: {part.values})",
@@ -108,6 +163,7 @@ class Controlled:
         parser.set_defaults(max_running=256, max_prefill_tokens=32768)
 
     def run(self, args: argparse.Namespace) -> None:
+        warn_unread(args, READ)
         engine = engine_config(args)
         model = load_model(args.model, engine)
         encoder = Encoder(model.tokenizer, chat=args.chat)
@@ -137,10 +193,10 @@ class Controlled:
 def _problems(args: argparse.Namespace, encoder: Encoder) -> Iterator[Problem]:
     """`samples` of every task and length; those of a single needle in equal parts at the depths."""
     ruler = ruler_of(args, encoder, Wording(args.wording))
-    depths = tuple(map(int, args.depths.split(",")))
+    depths = tuple(args.depths)
     each = -(-args.samples // len(depths))
-    for length in map(int, args.lengths.split(",")):
-        for task in args.tasks.split(","):
+    for length in args.lengths:
+        for task in args.tasks:
             needle = NEEDLES.get(task)
             if needle is not None and needle.keys * needle.values == 1:
                 yield from ruler.at_depths(task, length, each, depths, args.boundary)
@@ -169,7 +225,7 @@ def _horizons(
     results: ResultsFile,
 ) -> None:
     """On essays, of the lengths asked for and of a quarter of the shortest."""
-    lengths = sorted(map(int, args.lengths.split(",")), reverse=True)
+    lengths = sorted(args.lengths, reverse=True)
     lengths.append(lengths[-1] // 4)
     measure_horizons(model, engine, encoder, args.data, "essays", lengths, args.prefixes, results)
     draw_horizons(model, engine, WINDOW, args.out)

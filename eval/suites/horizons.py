@@ -15,12 +15,13 @@ import numpy as np
 from tqdm import tqdm
 
 from jhybrid.engine.arguments import add_engine_arguments, positive
-from jhybrid.engine.build import LoadedModel, engine_config, load_model
+from jhybrid.engine.build import LoadedModel, engine_config, load_model, warn_unread
 from jhybrid.engine.config import EngineConfig
 from jhybrid.retention.horizon import static_horizons
 from jhybrid.retention.observed import correlations, observe
 from jhybrid.retention.selection import select
 
+from ..flags import counts
 from ..report import write_report
 from ..results import Result, ResultsFile
 from ..scoring.statistics import median_and_iqr
@@ -36,18 +37,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--out", type=Path, required=True, metavar="DIR")
     group.add_argument("--data", type=Path, metavar="DIR", help="where files not shipped are")
     group.add_argument("--prefixes", choices=SOURCES, default="sharegpt")
-    group.add_argument("--lengths", default="16384,8192,4096,1024", metavar="N,...")
+    group.add_argument("--lengths", type=counts, default="16384,8192,4096,1024", metavar="N,...")
     group.add_argument("--samples", type=positive, default=8, metavar="N", help="of each length")
     group.add_argument("--window", type=positive, default=64, metavar="N", help="w_max of figures")
 
 
 def run(args: argparse.Namespace) -> None:
+    warn_unread(args, ("tp", "dtype", "a_s", "compilation_cache"))
     engine = engine_config(args)
     model = load_model(args.model, engine)
-    targets = [int(n) for n in args.lengths.split(",")]
     encoder, results = Encoder(model.tokenizer), ResultsFile(args.out)
     measure_horizons(
-        model, engine, encoder, args.data, args.prefixes, targets, args.samples, results
+        model, engine, encoder, args.data, args.prefixes, args.lengths, args.samples, results
     )
     draw_horizons(model, engine, args.window, args.out)
     write_report(args.out)

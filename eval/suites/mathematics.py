@@ -9,6 +9,7 @@ import argparse
 from collections.abc import Iterator
 from itertools import islice
 
+from ..flags import names_of
 from ..quality import add_quality_arguments, run_quality
 from ..report import write_report
 from ..tasks.mathematics import TASKS, problems
@@ -21,12 +22,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_quality_arguments(parser, arms=arms, replays=3, boundary="question")
     parser.set_defaults(temperature=1.0)
     group = parser.add_argument_group("mathematics")
-    group.add_argument("--tasks", default=",".join(TASKS), metavar="TASK,...")
+    group.add_argument("--tasks", type=names_of(TASKS), default=",".join(TASKS), metavar="TASK,...")
 
 
 def run(args: argparse.Namespace) -> None:
     def make(encoder: Encoder, wording: Wording, _: int) -> Iterator[Problem]:
-        for name in args.tasks.split(","):
+        for name in args.tasks:
             made = problems(args.data, name, encoder, wording, args.boundary)
             yield from (p.generating(args.max_new_tokens) for p in islice(made, args.limit))
 

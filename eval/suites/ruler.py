@@ -5,6 +5,9 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator
 
+from jhybrid.engine.arguments import positive
+
+from ..flags import counts, names_of
 from ..quality import add_quality_arguments, run_quality
 from ..report import write_report
 from ..tasks.problem import Encoder, Problem
@@ -25,9 +28,19 @@ def add_ruler_arguments(
     parser: argparse.ArgumentParser, *, tasks: str, lengths: str, samples: int
 ) -> None:
     group = parser.add_argument_group("RULER")
-    group.add_argument("--tasks", default=tasks, metavar="TASK,...", help=f"of {', '.join(ALL)}")
-    group.add_argument("--lengths", default=lengths, metavar="N,...", help="prompt plus output")
-    group.add_argument("--samples", type=int, default=samples, metavar="N", help="of each cell")
+    group.add_argument(
+        "--tasks",
+        type=names_of(ALL),
+        default=tasks,
+        metavar="TASK,...",
+        help=f"of {', '.join(ALL)}",
+    )
+    group.add_argument(
+        "--lengths", type=counts, default=lengths, metavar="N,...", help="prompt plus output"
+    )
+    group.add_argument(
+        "--samples", type=positive, default=samples, metavar="N", help="of each cell"
+    )
     group.add_argument("--task-seed", type=int, default=42, metavar="N", help="of the generators")
     group.add_argument(
         "--words", default="bundled", metavar="LIST", help="bundled, wonderwords, or a JSON file"
@@ -41,8 +54,8 @@ def ruler_of(args: argparse.Namespace, encoder: Encoder, wording: Wording) -> Ru
 
 def problems(args: argparse.Namespace, encoder: Encoder, wording: Wording) -> Iterator[Problem]:
     ruler = ruler_of(args, encoder, wording)
-    for length in map(int, args.lengths.split(",")):
-        for task in args.tasks.split(","):
+    for length in args.lengths:
+        for task in args.tasks:
             yield from ruler.problems(task, length, args.samples, args.boundary)
 
 

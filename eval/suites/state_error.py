@@ -20,7 +20,7 @@ from jhybrid.engine.llm import LLM
 from jhybrid.engine.request import PrefixCacheOptions, PrefixCacheUsage, Request, SamplingParams
 from jhybrid.models.groups import groups
 
-from ..arms import Arm, engine_flags, parse_arms
+from ..arms import Arm, engine_flags
 from ..quality import add_quality_arguments
 from ..results import Result, ResultsFile, read_results
 from ..tasks.problem import Encoder
@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    arms = parse_arms(args.arms)
+    arms: list[Arm] = args.arms
     for arm in arms:
         require(arm.intervention is None, "arms", arm.name, "recoveries, not interventions")
     common = vars(engine_config(args))

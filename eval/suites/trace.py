@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
@@ -21,12 +22,15 @@ from jhybrid.engine.arguments import add_engine_arguments, positive
 from jhybrid.engine.build import find_model
 from jhybrid.engine.config import EngineConfig
 
-from ..arms import Arm, parse_arms
+from ..arms import Arm
+from ..flags import arm_list, counts, integers
 from ..report import write_report
 from ..results import Result, ResultsFile
 from ..scoring.statistics import mean_and_sample_sd
 from ..store import Store, digest
 from ..trace import client, server, shape
+
+log = logging.getLogger(__name__)
 
 DEFAULT_ARMS = "dense,dasc-nr/64,dasc-wr/64,tail-replay/0.05,anchored/64"
 UNITS = {"hit": "ratio", "requests_failed": "request", "generated": "token"}
@@ -39,12 +43,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--out", type=Path, required=True, metavar="DIR", help="also resumes from it"
     )
-    group.add_argument("--arms", default=DEFAULT_ARMS, metavar="ARM,...")
+    group.add_argument("--arms", type=arm_list, default=DEFAULT_ARMS, metavar="ARM,...")
     group.add_argument(
-        "--limits", default="32", metavar="N,...", help="--max-running of the server"
+        "--limits", type=counts, default="32", metavar="N,...", help="--max-running of the server"
     )
     group.add_argument("--concurrency", type=positive, default=256, help="requests at once")
-    group.add_argument("--seeds", default="0,1,2,3,4", metavar="N,...", help="of arrival order")
+    group.add_argument(
+        "--seeds", type=integers, default="0,1,2,3,4", metavar="N,...", help="of arrival order"
+    )
     group.add_argument("--temperature", type=float, default=0.0)
     group.add_argument("--log", type=Path, metavar="JSONL", help="conversations; else generated")
     group.add_argument("--conversations", type=positive, default=default.conversations)
@@ -59,18 +65,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
-    arms = parse_arms(args.arms)
+    arms: list[Arm] = args.arms
     for arm in arms:
         served = arm.intervention is None or args.base_url is not None
         require(served, "arm", arm.name, "an arm that a server can run")
     one = args.base_url is None or len(arms) == 1
-    require(one, "arms", args.arms, "one name for the server at --base-url")
+    require(one, "arms", [arm.name for arm in arms], "one name for the server at --base-url")
     trace = _trace(args)
     shape.check(trace, args.max_context)
     print(f"trace {shape.digest(trace)}: {sum(map(len, trace))} requests, longest context "
           f"{shape.largest_context(trace)} tokens", flush=True)  # fmt: skip
     results, store = ResultsFile(args.out), Store(args.out, "trace")
-    for limit in map(int, args.limits.split(",")):
+    for limit in args.limits:
         for arm in arms:
             _measure(args, arm, limit, trace, results, store)
     write_report(args.out)
@@ -105,22 +111,24 @@ def _measure(
         "concurrency": args.concurrency,
         "temperature": args.temperature,
     }
-    seeds = [int(s) for s in args.seeds.split(",")]
-    keys = {s: f"trace/{digest(settings)}/{arm.name}/{limit}/{s}" for s in seeds}
-    missing = [seed for seed in seeds if keys[seed] not in store]
+    keys = {s: f"trace/{digest(settings)}/{arm.name}/{limit}/{s}" for s in args.seeds}
+    missing = [seed for seed in args.seeds if keys[seed] not in store]
     if missing:
-        log = args.out / f"server-{arm.name.replace('/', '-')}-{limit}.log"
-        with _server(args, flags, log) as url:
+        errors = args.out / f"server-{arm.name.replace('/', '-')}-{limit}.log"
+        with _server(args, flags, errors) as url:
             for seed in missing:
-                server.flush(url)
+                if not server.flush(url, args.api_key):
+                    log.warning(
+                        "%s: the cache could not be emptied; seed %d finds what is in it", url, seed
+                    )
                 answers = _send(args, url, trace, seed, f"trace {arm.name} x{limit} seed {seed}")
                 record = {
-                    "capacity": server.capacity(url),
+                    "capacity": server.capacity(url, args.api_key),
                     **client.statistics(answers),
                     "answers": client.as_records(answers),
                 }
                 store.append(keys[seed], record)
-    found = [store[keys[seed]] for seed in seeds]
+    found = [store[keys[seed]] for seed in args.seeds]
     case = f"concurrency-{args.concurrency}/limit-{limit}"
     names = [n for n in found[0] if n not in ("key", "answers") and found[0][n] is not None]
     for name in names:

@@ -17,6 +17,7 @@ from typing import Any
 import httpx
 import numpy as np
 
+from .server import bearer
 from .shape import Conversation, Turn
 
 TIMEOUT = httpx.Timeout(600.0, connect=30.0)
@@ -45,9 +46,8 @@ class Target:
     api_key: str | None = None
 
     def client(self) -> httpx.AsyncClient:
-        headers = {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
-        return httpx.AsyncClient(headers=headers, limits=limits, timeout=TIMEOUT)
+        return httpx.AsyncClient(headers=bearer(self.api_key), limits=limits, timeout=TIMEOUT)
 
 
 def order_of(conversations: int, seed: int) -> list[int]:

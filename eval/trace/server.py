@@ -43,21 +43,26 @@ def serving(model: str, flags: dict[str, Any], log: Path) -> Iterator[str]:
                 child.kill()
 
 
-def flush(url: str) -> bool:
-    """Empty the prefix cache; False where the server has no such route."""
+def bearer(api_key: str | None) -> dict[str, str]:
+    return {"Authorization": f"Bearer {api_key}"} if api_key else {}
+
+
+def flush(url: str, api_key: str | None = None) -> bool:
+    """Empty the prefix cache; False where the server has no such route, or refuses."""
     for path in ("/flush_cache", "/reset_prefix_cache"):  # ours and sglang's, vLLM's
         try:
-            if httpx.post(url + path, timeout=60).status_code == 200:
+            if httpx.post(url + path, headers=bearer(api_key), timeout=60).status_code == 200:
                 return True
         except httpx.HTTPError:
             continue
     return False
 
 
-def capacity(url: str) -> int | None:
+def capacity(url: str, api_key: str | None = None) -> int | None:
     """Slots for checkpoints and running states, over all pools; None where a server can't say."""
     try:
-        pools = httpx.get(f"{url}/server_info", timeout=60).json()["pools"]
+        reply = httpx.get(f"{url}/server_info", headers=bearer(api_key), timeout=60)
+        pools = reply.json()["pools"]
     except (httpx.HTTPError, ValueError, KeyError):
         return None
     return sum(pool["total"] for name, pool in pools.items() if name.endswith("_slots"))

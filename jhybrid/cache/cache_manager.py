@@ -198,9 +198,9 @@ class CacheManager:
         return Commit(new, inserted.duplicate, inserted.refused)
 
     def keep_loaded(self, lease: Admission, tokens: Tokens) -> None:
-        """The state that came from host memory has been put into its slot (dispatched), and so has
-        the KV of `tokens`, those that it has consumed: it is a checkpoint of the tree again."""
-        if lease.state_load is not None:
+        """The KV of `tokens` has been put into its pages (dispatched). A state of those tokens that
+        has come from host memory, too, is a checkpoint of the tree again."""
+        if lease.state_load is not None and lease.state_load.arrived:
             slot, depth = lease.state_load.slot, lease.state_load.depth
             lease.state_load = None
             self.commit_prefix(lease, tokens[:depth], (slot, depth))

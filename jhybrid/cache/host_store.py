@@ -19,7 +19,11 @@ from numpy.typing import NDArray
 from jhybrid.cache.allocator import PoolCounts
 from jhybrid.cache.radix_node import Tokens, common_length
 
-CHUNK_ROWS = (8, 32, 64)  # pages of a chunk, padded to one of these: few shapes, large transfers
+CHUNK_ROWS = (8, 32, 64, 128)  # pages of a chunk, padded to one of these: few, large transfers
+PIECE_ROWS = (
+    32  # pages whose group inputs travel together: a replay wants few, and wants them first
+)
+LEAST_CHUNKS = 8  # that the memory holds at least, or chunks are smaller: they leave one by one
 
 
 @dataclass(eq=False)
@@ -70,6 +74,9 @@ class HostStore:
         self.used = 0  # bytes
         self.evicted = 0  # chunks
         self._bytes, self._state_bytes = (page_bytes, input_bytes), state_bytes
+        most = capacity // LEAST_CHUNKS
+        fitting = [n for n in CHUNK_ROWS if self._chunk_bytes(np.ones(n, bool)) <= most]
+        self.chunk_rows = max(fitting, default=CHUNK_ROWS[0])  # pages of a chunk at most
         self._order: OrderedDict[Chunk, None] = OrderedDict()
         self._pages: dict[bytes, list[tuple[Chunk, int]]] = {}
 
@@ -77,6 +84,8 @@ class HostStore:
         """The longest continuation of tokens[:start], which are cached elsewhere."""
         size = self.page_size
         at = start // size * size
+        if at >= len(tokens) or not self._order:
+            return HostMatch(start)
         prefix, found, length = _hash(tokens[:at]), list[tuple[Chunk, range]](), at
         state: tuple[Chunk, int] | None = None
         while at < len(tokens):
@@ -108,7 +117,7 @@ class HostStore:
             part = tokens[index * size : (index + 1) * size]
             _, common = self._best(prefix.digest(), part, exact)
             if common < len(part):
-                follows = absent and absent[-1].stop == index and len(absent[-1]) < CHUNK_ROWS[-1]
+                follows = absent and absent[-1].stop == index and len(absent[-1]) < self.chunk_rows
                 if follows:
                     absent[-1] = range(absent[-1].start, index + 1)
                 else:
@@ -124,7 +133,7 @@ class HostStore:
         size = self.page_size
         own = tokens[pages.start * size : pages.stop * size].copy()
         chunk = Chunk(pages.start * size, own, len(pages), with_inputs, exact)
-        chunk.size = self._chunk_bytes(len(pages), bool(with_inputs.any()))
+        chunk.size = self._chunk_bytes(with_inputs)
         if chunk.size > self.capacity:
             raise ValueError(f"a chunk of {chunk.size} bytes, the host has {self.capacity}")
         self._make_room(chunk.size)
@@ -157,7 +166,7 @@ class HostStore:
 
     def fits(self, pages: range) -> bool:
         """Whether a chunk of so many pages, with group inputs, can be held at all."""
-        return self._chunk_bytes(len(pages), True) <= self.capacity
+        return self._chunk_bytes(np.ones(len(pages), bool)) <= self.capacity
 
     def flush(self) -> None:
         """Drops all. Not counted as evictions."""
@@ -179,9 +188,10 @@ class HostStore:
                 f"{self.capacity} and {entered} pages"
             )
 
-    def _chunk_bytes(self, rows: int, with_inputs: bool) -> int:
+    def _chunk_bytes(self, with_inputs: NDArray[np.bool_]) -> int:
         page, inputs = self._bytes
-        return padded_rows(rows) * (page + with_inputs * inputs)
+        pieces = sum(padded_rows(len(piece)) for piece in input_pieces(with_inputs))
+        return padded_rows(len(with_inputs)) * page + pieces * inputs
 
     def _make_room(self, size: int) -> None:
         while self.used + size > self.capacity:
@@ -211,6 +221,13 @@ class HostStore:
 
 def padded_rows(count: int) -> int:
     return next(rows for rows in CHUNK_ROWS if count <= rows)
+
+
+def input_pieces(wanted: NDArray[np.bool_]) -> list[range]:
+    """The pieces of a chunk's rows in which the group inputs of some row are `wanted`."""
+    starts = range(0, len(wanted), PIECE_ROWS)
+    pieces = [range(at, min(at + PIECE_ROWS, len(wanted))) for at in starts]
+    return [piece for piece in pieces if wanted[piece.start : piece.stop].any()]
 
 
 def _bytes(tokens: Tokens) -> bytes:

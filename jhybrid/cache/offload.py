@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from jhybrid.cache.cache_pools import CachePools
-from jhybrid.cache.host_store import CHUNK_ROWS, Chunk
+from jhybrid.cache.host_store import Chunk
 from jhybrid.cache.input_pages import NONE
 from jhybrid.cache.radix_node import Node, PageIds
 
@@ -32,13 +32,16 @@ class StateOffload:
     slot: int
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class StateLoad:
-    """A state of a chunk to be put into native `slot`, reserved for it."""
+    """A state of a chunk to be put into native `slot`, reserved for it; `arrived` once it has been
+    (dispatched). `read`: the request starts from it; else it only is a checkpoint again."""
 
     chunk: Chunk
     depth: int
     slot: int
+    read: bool = False
+    arrived: bool = False
 
 
 @dataclass(eq=False)
@@ -58,7 +61,7 @@ def offloads(pools: CachePools, node: Node) -> Iterator[Offload | StateOffload]:
     node would leave small chunks, and they come back padded, in many small transfers."""
     assert pools.host is not None
     tokens, table = pools.tree.prefix(node), pools.tree.page_table(node)
-    most = CHUNK_ROWS[-1]
+    most = pools.host.chunk_rows
     for run in pools.host.missing(tokens, node.start // pools.page_size // most * most, node.exact):
         if not pools.host.fits(run):
             continue

@@ -2,7 +2,9 @@
 
     python -m jhybrid.demo.complete FOLDER --corpus DIR
 
-Appends to the folder's train_log.jsonl. On two cores of a CPU the samples take some minutes.
+Appends to the folder's train_log.jsonl whatever is not in it: what was left out, what failed, and
+what a run that was killed had not come to. On two cores of a CPU the samples take some minutes, and
+the evaluation's tasks a good deal longer.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from .clock import Clock
 from .corpus import Corpus
 from .evaluate import evaluate
 from .presets import PRESETS
-from .trials import MISSING
+from .score import THRESHOLDS, make_sheet
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -34,13 +36,21 @@ def main(arguments: list[str] | None = None) -> None:
     log = [json.loads(line) for line in path.read_text().splitlines()]
     start = next(record for record in log if record["kind"] == "start")
     results = [record for record in log if record["kind"] == "evaluation"]
-    missing = {name for record in results for name, value in record.items() if value == MISSING}
+    # a measurement that was left out, or failed, is a remark
+    done = {name for r in results for name, value in r.items() if not isinstance(value, str)}
     config = model_config(read_hf_config(args.folder))
     params = load_hf_params(args.folder, config, make_mesh(1), jnp.float32)
     preset, clock = PRESETS[start["preset"]], Clock(float("inf"), 0)
     corpus = Corpus.load(args.corpus)
+    sheets = {}
+    if "benchmark" not in done:
+        sheets = {
+            (task, length): make_sheet(args.corpus, task, length, preset.scored)
+            for length in preset.scored_lengths
+            for task in THRESHOLDS
+        }
     where = jax.devices()[0].device_kind
-    for name, value in evaluate(params, config, preset, corpus, {}, clock, start["seed"], missing):
+    for name, value in evaluate(params, config, preset, corpus, sheets, clock, start["seed"], done):
         with path.open("a") as file:
             record = {"kind": "evaluation", name: value, "device": where}
             file.write(json.dumps(record) + "\n")

@@ -12,7 +12,7 @@ import numpy as np
 from jax import Array, lax
 
 from ..batch import DenseBatch
-from ..config import ModelConfig
+from ..config import ModelConfig, require
 from ..models.specs import ModelParams
 from ..sharding import make_mesh
 from .batches import TASKS
@@ -80,12 +80,12 @@ def evaluate(
     sheets: dict[tuple[str, int], Sheet],
     clock: Clock,
     seed: int,
-    wanted: Collection[str] | None = None,
+    done: Collection[str] = (),
 ) -> Iterator[tuple[str, Any]]:
     """Names and results, one measurement after the other, of the weights as they are published.
 
-    In bfloat16 where that is fast. What there is no time for comes out as a remark. `wanted` None
-    measures everything.
+    In bfloat16 where that is fast. What there is no time for comes out as a remark; what is `done`
+    is passed over.
     """
     mesh = make_mesh(1)
     dtype = jnp.float32 if jax.default_backend() == "cpu" else jnp.bfloat16
@@ -109,7 +109,7 @@ def evaluate(
     parts["samples"] = lambda: samples(writer, preset, corpus)
     parts["skills"] = lambda: skills(run, params, preset, corpus, next(rngs))
     for name, part in parts.items():
-        if wanted is None or name in wanted:
+        if name not in done:
             yield name, _attempt(part) if clock.left > 0 else MISSING
 
 
@@ -126,7 +126,9 @@ def benchmark(
     params: ModelParams,
     sheets: dict[tuple[str, int], Sheet],
 ) -> dict[str, Any]:
-    """Scores by task and length, and which thresholds they miss."""
+    """Scores by task and length, and which thresholds they miss. Without problems there is nothing
+    to miss, and nothing to say: ValueError."""
+    require(len(sheets) > 0, "sheets", 0, "the problems of one task at least")
     found: dict[str, dict[str, dict[str, float]]] = {}
     for task, length, arms in score(run, params, sheets):
         found.setdefault(task, {})[str(length)] = arms

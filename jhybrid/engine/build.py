@@ -8,6 +8,7 @@ import json
 import logging
 import shutil
 import tempfile
+from collections.abc import Collection
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ from ..tokenizer.tiktoken import write_tokenizer
 from ..weights import load
 from .buckets import make_buckets
 from .compression import compress
-from .config import EngineConfig
+from .config import EngineConfig, flag, flags_for_requests, idle_flags
 from .engine import Engine
 from .memory import check_memory, host_store, input_dtype, input_policy, size_pools
 from .model_runner import ModelRunner
@@ -65,6 +66,14 @@ def engine_config(args: argparse.Namespace) -> EngineConfig:
     """The flags that were given; defaults are EngineConfig's."""
     given = {f.name: getattr(args, f.name, None) for f in fields(EngineConfig)}
     return EngineConfig(**{name: value for name, value in given.items() if value is not None})
+
+
+def warn_unread(args: argparse.Namespace, read: Collection[str]) -> None:
+    """For programs that load a model and no engine: say which of the engine's flags they ignore."""
+    for f in fields(EngineConfig):
+        value = getattr(args, f.name, None)
+        if f.name not in read and value not in (None, f.default):
+            log.warning("%s has no effect here: there is no engine", flag(f.name, value))
 
 
 def build_engine(args: argparse.Namespace) -> Engine:
@@ -106,6 +115,10 @@ def load_model(name: str, engine: EngineConfig) -> LoadedModel:
 
 
 def create_engine(name: str, engine: EngineConfig, *, warm_up: bool = True) -> Engine:
+    for message in idle_flags(engine):
+        log.warning(message)
+    for message in flags_for_requests(engine):
+        log.info(message)
     model = find_model(name)
     set_compilation_cache(engine.compilation_cache)
     config = model.config.for_tensor_parallel(engine.tp)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 from ..config import require
@@ -97,6 +98,40 @@ class EngineConfig:
         return int(tail) if tail else None
 
 
+def flag(name: str, value: object) -> str:
+    """As it is given on the command line."""
+    return f"--{name.replace('_', '-')} {value}"
+
+
+def idle_flags(engine: EngineConfig) -> Iterator[str]:
+    """What was set and has no effect, with what it would need."""
+    defaults = {f.name: f.default for f in fields(EngineConfig)}
+    compressed = ", ".join(f"--recovery {name}" for name in COMPRESSED)
+    replaying = ", ".join(f"--recovery {name}" for name in REPLAYING)
+    needs = {
+        f"compressed checkpoints (--w-max, {compressed})": () if engine.compresses else _OF_PLAN,
+        f"group inputs (--group-inputs, {replaying})": () if engine.group_inputs else _OF_INPUTS,
+        "more than one rank (--tp)": ("placement",) if engine.compresses and engine.tp == 1 else (),
+    }
+    for need, names in needs.items():
+        for name in names:
+            value = getattr(engine, name)
+            if value != defaults[name]:
+                yield f"{flag(name, value)} has no effect without {need}"
+
+
+def flags_for_requests(engine: EngineConfig) -> Iterator[str]:
+    """What was set and serves only requests that ask for another recovery than the engine's."""
+    readers = {"w_max": (*COMPRESSED, "anchored"), "group_inputs": REPLAYING}
+    for name, names in readers.items():
+        value, own = getattr(engine, name), engine.recovery
+        if value is not None and own not in names:
+            able = " or ".join(r for r in names if r in engine.recoveries)
+            yield f"{flag(name, value)} serves requests that ask for {able}, {own} does not read it"
+
+
+_OF_PLAN = ("a_s", "checkpoint_dtype", "layout", "placement", "native_slots")
+_OF_INPUTS = ("replay_ratio", "group_input_dtype", "group_input_memory")
 _CHOICES: dict[str, tuple[str | None, ...]] = {
     "recovery": RECOVERIES,
     "dtype": (None, "float32", "bfloat16"),

@@ -8,12 +8,10 @@ its state has consumed the stopping token, and its depth says so.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 from typing import Any
 
 import jax
 import numpy as np
-from jax import Array
 
 from ..cache.cache_manager import CacheManager
 from ..config import require
@@ -22,34 +20,17 @@ from .check import check_request
 from .config import EngineConfig
 from .demoter import Demoter
 from .detokenizer import TokenBytes
+from .dispatch import InFlight, dispatch
 from .ending import push_token
 from .host_tier import HostTier
 from .metrics import EngineMetrics, RequestClock
 from .model_runner import ModelRunner
 from .request import FinishReason, QueueFull, Request, RequestUpdate, TokenLogprob
-from .sampler import Sampled
-from .scheduler import Plan, Scheduler
-from .scores import Scored, keep_prompt_scores, prompt_targets, token_logprob
+from .scheduler import Scheduler
+from .scores import keep_prompt_scores, token_logprob
 from .sequence import Sequence
-from .step_inputs import (
-    at_position,
-    decode_inputs,
-    draw_mode,
-    prefill_inputs,
-    replay_inputs,
-    row_values,
-    seen_tokens,
-)
+from .step_inputs import row_values
 from .text_stream import TextStream
-
-
-@dataclass
-class InFlight:
-    """A dispatched step: who drew what, and prompt log-probabilities still on the device."""
-
-    draws: list[tuple[list[Sequence | None], Sampled]]
-    scored: Scored
-    scores: tuple[Array, ...]
 
 
 class Engine:
@@ -135,10 +116,14 @@ class Engine:
     def step(self) -> list[RequestUpdate]:
         self._demoter.settle()
         updates = self._abort_all()
-        self.host.settle(wait=not self.scheduler.decoding)
-        plan = self.scheduler.schedule()
+        self.host.settle(wait=False)
+        alone = not self.scheduler.decoding
+        plan = self.scheduler.schedule(kv_arrives=alone)
         self.host.offload()
-        previous, self._in_flight = self._in_flight, self._dispatch(plan) if plan else None
+        previous, self._in_flight = self._in_flight, None
+        if plan:
+            self._in_flight = dispatch(plan, self.runner, self.cache, self.host, alone=alone)
+            self.scheduler.dispatched(plan)
         if previous is not None:
             updates += self._commit(previous)
         self._demoter.start()
@@ -154,43 +139,6 @@ class Engine:
                 updates.append(self._finish(sequence, "abort"))
         self._aborted.clear()
         return updates
-
-    def _dispatch(self, plan: Plan) -> InFlight:
-        now = time.monotonic()
-        for sequence in plan.admitted:
-            sequence.clock.on_scheduled(now)
-            self.runner.set_row(sequence.row, at_position(sequence))
-            if sequence.has_penalties:
-                self.runner.set_seen(sequence.row, *seen_tokens(sequence, self.runner.vocab))
-        if plan.page_copies:
-            self.runner.copy_pages(plan.page_copies, plan.input_copies)
-        self.host.start(plan.admitted)
-        if plan.restores:
-            self.runner.load_states(plan.restores, keep=False)
-        step = InFlight([], [], ())
-        if plan.decode:
-            batch, rows = decode_inputs(self.runner, plan.decode, self.cache.inputs)
-            hidden = self.runner.decode(rows, batch)
-            sampled = self.runner.draw(hidden, rows, draw_mode(plan.decode))
-            step.draws.append((list(plan.decode), sampled))
-        if plan.replays:
-            assert self.cache.inputs is not None
-            for batch in replay_inputs(self.runner, plan.replays, self.cache.inputs):
-                self.runner.replay(batch)
-        if plan.pieces:
-            batch, rows = prefill_inputs(self.runner, plan.pieces, self.cache.inputs)
-            last, hidden = self.runner.prefill(batch)
-            drawing = [p.sequence if p.draws else None for p in plan.pieces]
-            if any(drawing):
-                mode = draw_mode([s for s in drawing if s is not None])
-                step.draws.append((drawing, self.runner.draw(last, rows, mode)))
-            step.scored, targets = prompt_targets(plan.pieces, hidden.shape[0])
-            if step.scored:
-                step.scores = self.runner.prompt_logprobs(hidden, targets)
-        if plan.late_restores:
-            self.runner.load_states(plan.late_restores, keep=True)
-        self.scheduler.dispatched(plan)
-        return step
 
     def _commit(self, step: InFlight) -> list[RequestUpdate]:
         """Read a finished step: the only place where the host waits for the device."""

@@ -21,12 +21,14 @@ from ..cache.host_store import padded_rows
 from ..config import AttentionConfig, ModelConfig
 from ..models.pages import PageKind, pools
 from ..models.specs import ModelParams, cache_partition, cache_specs
+from ..packed import Packed, pack
 from ..params import map_specs, partition_specs
 from ..retention.maps import MoveMaps
 from ..retention.movers import CompressedPool, compressed_specs
 from ..sharding import AXIS, REPLICATED, named_sharding
 from .buckets import MOVES, Buckets
 from .compression import Compression
+from .host_moves import Part, put_calls, put_name
 from .programs import Programs
 from .sampler import RowParams, Sampled, SampleMode, SamplerRows, init_rows
 from .step_functions import compression_functions, host_functions, step_functions
@@ -93,7 +95,7 @@ class ModelRunner:
     def prefill(self, batch: PrefillBatch) -> tuple[Array, Array]:
         """Run packed prompts; returns the hidden rows of each sequence's last token and of all."""
         size = (batch.token_ids.shape[0], batch.page_table.shape[0], int(batch.whole_prompt))
-        args = (self.params, self.caches, batch)
+        args = (self.params, self.caches, pack(batch))
         last, hidden, self.caches = self.programs.call("prefill", size, *args)
         return last, hidden
 
@@ -115,10 +117,13 @@ class ModelRunner:
         """Log-probabilities of `targets` [T] under hidden rows [T, D], and the best ones."""
         return self.programs.call("prompt_logprobs", targets.shape, self.params, hidden, targets)
 
-    def replay(self, batch: ReplayBatch) -> None:
-        """Roll states forward over group inputs."""
-        size = batch.token_ids.shape
-        self.caches = self.programs.call("replay", size, self.params, self.caches, batch)
+    def stage(self, batches: list[ReplayBatch]) -> list[Packed]:
+        """Batches on their way to the device: what is sent to it later does not hold them up."""
+        return jax.device_put([pack(batch) for batch in batches], self._replicated)
+
+    def replay(self, batch: Packed, tokens: int) -> None:
+        """Roll states forward over group inputs: a packed ReplayBatch of so many."""
+        self.caches = self.programs.call("replay", (tokens,), self.params, self.caches, batch)
 
     def copy_pages(
         self, copies: list[tuple[int, int]], input_copies: list[tuple[int, int]]
@@ -127,8 +132,8 @@ class ModelRunner:
         those; no page is both a source and a target."""
         width = self.buckets.decode[-1]
         for start in range(0, len(copies), width):
-            kv, inputs = (pairs(c[start : start + width], width) for c in (copies, input_copies))
-            self.caches = self.programs.call("copy_pages", (), self.caches, kv, inputs)
+            some = [pairs(c[start : start + width], width) for c in (copies, input_copies)]
+            self.caches = self.programs.call("copy_pages", (), self.caches, pack(some))
 
     def store_states(self, moves: list[tuple[int, int]]) -> Array:
         """Pack native slots into compressed ones, at most MOVES pairs (native, compressed); the
@@ -157,9 +162,11 @@ class ModelRunner:
         """What `take_pages` gave, on its way back."""
         return jax.device_put(chunks, [self.placed(kind, "device")] * len(chunks))
 
-    def put_pages(self, kind: PageKind, rows: Any, pages: np.ndarray) -> None:
-        """Rows on the device into pages of the pools, -1: nowhere."""
-        self.caches = self.programs.call(f"put-{kind}", pages.shape, self.caches, rows, pages)
+    def put_pages(self, kind: PageKind, parts: list[Part]) -> None:
+        """Rows on the device into pages of the pools."""
+        for pages, rows in put_calls(kind, parts):
+            name = put_name(kind, len(pages))
+            self.caches = self.programs.call(name, pages.shape, self.caches, rows, pages)
 
     def placed(self, kind: PageKind, memory: str) -> Any:
         """Shardings of the rows of pages in one kind of memory."""
@@ -172,7 +179,8 @@ class ModelRunner:
         )
 
     def set_row(self, row: int, values: RowParams) -> None:
-        self.rows = self.programs.call("set_row", (), self.rows, np.int32(row), values)
+        packed = pack((np.int32(row), values))
+        self.rows = self.programs.call("set_row", (), self.rows, packed)
 
     def set_seen(self, row: int, in_prompt: np.ndarray, counts: np.ndarray) -> None:
         self.rows = self.programs.call("set_seen", (), self.rows, np.int32(row), in_prompt, counts)

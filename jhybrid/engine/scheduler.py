@@ -94,7 +94,8 @@ class Scheduler:
         """Whether some request is past its prompt."""
         return any(s.pending or s.generated for s in self.running)
 
-    def schedule(self) -> Plan:
+    def schedule(self, *, kv_arrives: bool = False) -> Plan:
+        """`kv_arrives`: before any piece runs, KV that is on its way will be in its pages."""
         plan = Plan()
         for sequence in list(self.running):
             if sequence.lease is not None and sequence.can_decode:
@@ -104,7 +105,8 @@ class Scheduler:
         plan.decode = [s for s in plan.decode if s.lease is not None]
         budget = self.max_prefill_tokens
         for sequence in self._to_prefill(plan):
-            if not (sequence.spans or sequence.kv_arrived):
+            waits = not (sequence.kv_arrived or kv_arrives)
+            if waits and not sequence.spans:
                 continue
             if budget == 0 or len(plan.pieces) == self.max_prefill_sequences:
                 break
@@ -112,8 +114,7 @@ class Scheduler:
                 if len(plan.replays) == self.max_replays:
                     break
                 budget -= self._replay(sequence, budget, plan)
-                waits = sequence.restore_after is not None or not sequence.kv_arrived
-                if sequence.spans or waits:
+                if sequence.spans or sequence.restore_after is not None or waits:
                     continue
                 if budget == 0:
                     break
@@ -157,6 +158,8 @@ class Scheduler:
         recovery = choose(sequence.recovery, lease, self.replay_window, rules)
         sequence.start(recovery)
         sequence.kv_arrived = not lease.loads
+        if lease.state_load is not None:
+            lease.state_load.read = recovery.load_slot == lease.state_load.slot
         lease.exact = lease.exact and recovery.exact
         if sequence.usage is None:  # coming back after a preemption does not change the answer
             sequence.usage = recovery.usage

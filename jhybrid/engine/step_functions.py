@@ -15,16 +15,18 @@ import jax.numpy as jnp
 from jax import Array
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from ..batch import Caches, DecodeBatch, PrefillBatch, ReplayBatch
+from ..batch import Caches, DecodeBatch, PrefillBatch
 from ..config import ModelConfig
 from ..models.groups import groups
 from ..models.hybrid import forward, last_hidden, logits
 from ..models.pages import PageKind, copy_pages, pools, put_pages, take_pages
 from ..models.replay import replay
 from ..models.specs import ModelParams, model_partition
+from ..packed import Packed, unpack
 from ..retention.maps import MoveMaps
 from ..retention.movers import CompressedPool, load, store
 from ..sharding import AXIS, REPLICATED, sharded
+from .host_moves import put_name, put_sizes
 from .sampler import Sampled, SampleMode, SamplerRows, sample, set_row, set_seen, token_logprobs
 
 LOGPROB_BLOCK = 64  # prompt positions whose logits are in memory at once
@@ -37,7 +39,8 @@ def step_functions(
     params, whole = model_partition(config), REPLICATED
     jitted = functools.partial(_jitted, mesh)
 
-    def prefill(p: ModelParams, c: Caches, batch: PrefillBatch) -> tuple[Array, Array, Caches]:
+    def prefill(p: ModelParams, c: Caches, packed: Packed) -> tuple[Array, Array, Caches]:
+        batch: PrefillBatch = unpack(packed)
         hidden, new = forward(p, c, batch, config)
         assert new is not None
         return last_hidden(hidden, batch), hidden, new
@@ -66,15 +69,21 @@ def step_functions(
         )
         return tuple(x.reshape(-1, *x.shape[2:]) for x in out)
 
-    def roll(p: ModelParams, c: Caches, batch: ReplayBatch) -> Caches:
-        return replay(p, c, batch, config, groups(config))
+    def roll(p: ModelParams, c: Caches, batch: Packed) -> Caches:
+        return replay(p, c, unpack(batch), config, groups(config))
+
+    def copy(c: Caches, moves: Packed) -> Caches:
+        return copy_pages(c, *unpack(moves))
+
+    def set_one(state: SamplerRows, values: Packed) -> SamplerRows:
+        return set_row(state, *unpack(values))
 
     functions = {
         "prefill": jitted(prefill, (params, caches, whole), (whole, whole, caches), 1),
         "decode": jitted(decode, (params, caches, whole, whole, whole), (whole, caches), 1),
         "prompt_logprobs": jitted(prompt_logprobs, (params, whole, whole), whole),
-        "copy_pages": jitted(copy_pages, (caches, whole, whole), caches, 0),
-        "set_row": jitted(set_row, (whole, whole, whole), whole, 0),
+        "copy_pages": jitted(copy, (caches, whole), caches, 0),
+        "set_row": jitted(set_one, (whole, whole), whole, 0),
         "set_seen": jitted(set_seen, (whole, whole, whole, whole), whole, 0),
     }
     for mode in SampleMode:
@@ -95,11 +104,13 @@ def host_functions(mesh: Mesh, caches: Caches, kinds: Iterable[PageKind]) -> dic
         def take(c: Caches, at: Array, kind: PageKind = kind) -> Any:
             return take_pages(c, kind=kind, pages=at)
 
-        def put(c: Caches, new: Any, at: Array, kind: PageKind = kind) -> Caches:
+        def put(c: Caches, new: list[Any], at: Array, kind: PageKind = kind) -> Caches:
             return put_pages(c, kind=kind, rows=new, pages=at)
 
         functions[f"take-{kind}"] = _jitted(mesh, take, (caches, whole), rows)
-        functions[f"put-{kind}"] = _jitted(mesh, put, (caches, rows, whole), caches, 0)
+        for parts in {parts for parts, _ in put_sizes(kind)}:
+            ins = (caches, [rows] * parts, whole)
+            functions[put_name(kind, parts)] = _jitted(mesh, put, ins, caches, 0)
     return functions
 
 

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor, as_completed
-from typing import Any
 
 import jax
 import numpy as np
 
-from ..cache.host_store import CHUNK_ROWS
 from ..models.pages import pools
+from ..packed import pack
 from .buckets import MOVES
 from .empty_batches import empty_decode, empty_prefill, empty_replay
+from .host_moves import ROW_SIZES, put_name, put_sizes
 from .model_runner import ModelRunner, pairs
-from .programs import Shape
+from .programs import Call, Shape
 from .sampler import SampleMode
-
-Call = tuple[str, Shape, tuple[Any, ...]]  # a function, a bucket, arguments of the right shapes
 
 
 def warm_up(
@@ -27,17 +23,8 @@ def warm_up(
     """Compile every function at every bucket (that is `needed`), several at once; yields what
     is done."""
     work = [call for call in warm_up_calls(runner) if needed is None or needed(*call[:2])]
-
-    def compile_one(call: Call) -> tuple[str, Shape, Any]:
-        name, size, args = call
-        return name, size, runner.programs.compile(name, args)
-
-    with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
-        jobs = [pool.submit(compile_one, call) for call in work]
-        for job in as_completed(jobs):
-            name, size, executable = job.result()
-            runner.programs.executables[name, size] = executable
-            yield f"{name} {'x'.join(map(str, size))}"
+    for name, size in runner.programs.compile_all(work):
+        yield f"{name} {'x'.join(map(str, size))}"
 
 
 def warm_up_calls(runner: ModelRunner) -> Iterator[Call]:
@@ -49,10 +36,10 @@ def warm_up_calls(runner: ModelRunner) -> Iterator[Call]:
             for whole in (True, False)[not alone :]:
                 batch = empty_prefill(runner, tokens, sequences, whole_prompt=whole)
                 size = (tokens, sequences, int(whole))
-                yield "prefill", size, (params, caches, batch)
+                yield "prefill", size, (params, caches, pack(batch))
     if caches.group_inputs is not None:
         for tokens in b.replay_tokens:
-            yield "replay", (tokens,), (params, caches, empty_replay(runner, tokens))
+            yield "replay", (tokens,), (params, caches, pack(empty_replay(runner, tokens)))
     last_token = rows.params.last_token
     for size in b.decode:
         padding = np.full(size, -1, np.int32)
@@ -67,10 +54,11 @@ def warm_up_calls(runner: ModelRunner) -> Iterator[Call]:
         yield "prompt_logprobs", (tokens,), (params, runner.hidden_shape(tokens), targets)
     row = jax.tree.map(lambda x: np.zeros(x.shape[1:], x.dtype), rows)
     nowhere, zero = np.full(b.decode[-1], -1, np.int32), np.int32(0)
-    yield "copy_pages", (), (caches, (nowhere, nowhere), (nowhere, nowhere))
+    yield "copy_pages", (), (caches, pack([(nowhere, nowhere), (nowhere, nowhere)]))
     for kind in runner.host_rows:
-        for size in (1,) if kind == "states" else CHUNK_ROWS:
-            at = np.full(size, -1, np.int32)
+        for size in ROW_SIZES[kind]:
+            yield f"take-{kind}", (size,), (caches, np.full(size, -1, np.int32))
+        for parts, size in put_sizes(kind):
             rows_of = jax.tree.map(
                 lambda pool, place, n=size: jax.ShapeDtypeStruct(
                     (n, *pool.shape[1:]), pool.dtype, sharding=place
@@ -78,13 +66,13 @@ def warm_up_calls(runner: ModelRunner) -> Iterator[Call]:
                 pools(caches, kind),
                 runner.placed(kind, "device"),
             )
-            yield f"take-{kind}", (size,), (caches, at)
-            yield f"put-{kind}", (size,), (caches, rows_of, at)
+            at = np.full((parts, size), -1, np.int32)
+            yield put_name(kind, parts), at.shape, (caches, [rows_of] * parts, at)
     if runner.compressed is not None:
         moves = (caches, runner.compressed, runner.maps, *pairs([], MOVES))
         for name in ("store_states", "load_states-zero", "load_states-keep"):
             yield name, (), moves
-    yield "set_row", (), (rows, zero, row.params)
+    yield "set_row", (), (rows, pack((zero, row.params)))
     yield "set_seen", (), (rows, zero, row.in_prompt, row.counts)
 
 

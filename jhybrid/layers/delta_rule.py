@@ -41,7 +41,7 @@ def convolve(
     x: Float[Array, "*B Hk X"],
     conv_weight: Float[Array, "Hk W J"],
     caches: Caches | None,
-    layer: int,
+    layer: int | Array,
     batch: Batch | ReplayBatch,
 ) -> tuple[Float[Array, "*B Hk W"], Caches | None]:
     """Short convolution with silu of the first W channels of every key head, windows carried as
@@ -61,7 +61,7 @@ def convolve(
 def delta_rule(
     inputs: RuleInputs,
     caches: Caches | None,
-    layer: int,
+    layer: int | Array,
     batch: Batch,
     config: LinearAttentionConfig,
 ) -> tuple[Float[Array, "*B H V"], Caches | None]:

@@ -69,7 +69,7 @@ def gated_attention(
     params: GatedAttentionParams,
     x: Float[Array, "*B D"] | Normed,
     caches: Caches | None,
-    layer: int,
+    layer: int | Array,
     batch: Batch,
     config: AttentionConfig,
     norm_eps: float,
@@ -116,7 +116,7 @@ def _norm_of_all(x: Array, norm: Array, eps: float) -> Array:
 def _attend(
     q: Float[Array, "T H D"],
     caches: Caches,
-    layer: int,
+    layer: int | Array,
     batch: PrefillBatch | DecodeBatch,
     scale: float,
 ) -> Float[Array, "T H D"]:

@@ -63,7 +63,7 @@ def gated_delta_net(
     params: GatedDeltaNetParams,
     x: Float[Array, "*B D"] | Normed,
     caches: Caches | None,
-    layer: int,
+    layer: int | Array,
     batch: Batch,
     config: LinearAttentionConfig,
     residual: Float[Array, "*B D"] | None = None,
@@ -79,7 +79,7 @@ def gated_delta_net_inputs(
     params: GatedDeltaNetParams,
     x: Float[Array, "*B D"] | Normed,
     caches: Caches | None,
-    layer: int,
+    layer: int | Array,
     batch: Batch | ReplayBatch,
     config: LinearAttentionConfig,
 ) -> tuple[RuleInputs, Float[Array, "*B Hk X"], Caches | None]:

@@ -87,7 +87,7 @@ def kimi_delta_attention(
     params: KimiDeltaAttentionParams,
     x: Float[Array, "*B D"] | Normed,
     caches: Caches | None,
-    layer: int,
+    layer: int | Array,
     batch: Batch,
     config: LinearAttentionConfig,
     residual: Float[Array, "*B D"] | None = None,
@@ -103,7 +103,7 @@ def kimi_delta_attention_inputs(
     params: KimiDeltaAttentionParams,
     x: Float[Array, "*B D"] | Normed,
     caches: Caches | None,
-    layer: int,
+    layer: int | Array,
     batch: Batch | ReplayBatch,
     config: LinearAttentionConfig,
 ) -> tuple[RuleInputs, Caches | None]:

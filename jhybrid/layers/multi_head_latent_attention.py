@@ -69,7 +69,7 @@ def latent_attention(
     params: LatentAttentionParams,
     x: Float[Array, "*B D"] | Normed,
     caches: Caches | None,
-    layer: int,
+    layer: int | Array,
     batch: Batch,
     config: LatentAttentionConfig,
     residual: Float[Array, "*B D"] | None = None,
@@ -101,7 +101,7 @@ def _attend_pages(
     params: LatentAttentionParams,
     q: Float[Array, "T H Dq"],
     keys: Float[Array, "P L page 1 Dl"],
-    layer: int,
+    layer: int | Array,
     batch: PrefillBatch | DecodeBatch,
     config: LatentAttentionConfig,
 ) -> Float[Array, "T H V"]:

@@ -1,14 +1,19 @@
 """The hybrid stack: one loop over the layers and one match on what each one is.
 
-`forward` runs inside a shard_map over `tp` (see `jhybrid.sharding`).
+`forward` runs inside a shard_map over `tp` (see `jhybrid.sharding`). A layer is a jitted function
+of its own, whose number in the caches is an argument: JAX traces and lowers it once for all layers
+of its shape, which takes Python longer than the rest of a compile. XLA inlines the calls, so the
+program is that of the plain loop.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array, lax
 from jaxtyping import Float, Int32
 
@@ -46,14 +51,13 @@ def forward(
     batch: Batch,
     config: ModelConfig,
     *,
-    remat: bool = False,
     on_layer: Callable[[LayerParams, Array, tuple[Array, ...]], None] | None = None,
 ) -> tuple[Float[Array, "*B D"], Caches | None]:
     """The residual stream after the last layer, before the final norm, and the new caches.
 
     Caches with pages for them receive the group inputs of the batch's tokens.
-    `remat` recomputes each layer in the backward pass (training). `on_layer` is told of every layer
-    before it runs: its parameters, the stream that enters it, and the streams stored by blocks.
+    `on_layer` is told of every layer before it runs: its parameters, the stream that enters it, and
+    the streams stored by blocks.
     """
     x = embed(params, batch.token_ids)
     stored: tuple[Array, ...] = ()
@@ -68,25 +72,24 @@ def forward(
         if on_layer is not None:
             on_layer(layer, x, stored)
         is_linear = isinstance(layer.mixer, LinearMixer)
-        index = linear if is_linear else full
+        index = np.int32(linear if is_linear else full)
         linear, full = linear + is_linear, full + (not is_linear)
         if config.residual_block is None:
-            step = jax.checkpoint(decoder_layer, static_argnums=(3, 5)) if remat else decoder_layer
-            x, caches = step(layer, x, caches, index, batch, config)
+            x, caches = decoder_layer(layer, x, caches, index, batch, config)
         else:
             first = number % config.residual_block == 0
-            step = jax.checkpoint(mixed_layer, static_argnums=(4, 6, 7)) if remat else mixed_layer
-            x, stored, caches = step(layer, x, stored, caches, index, batch, config, first)
+            x, stored, caches = mixed_layer(layer, x, stored, caches, index, batch, config, first)
     if params.mix is not None:
         x = mix_residuals(params.mix, stored, x, config.norm_eps)
     return x, caches
 
 
+@functools.partial(jax.jit, static_argnames="config")
 def decoder_layer(
     layer: LayerParams,
     x: Float[Array, "*B D"],
     caches: Caches | None,
-    index: int,
+    index: int | Array,
     batch: Batch,
     config: ModelConfig,
 ) -> tuple[Float[Array, "*B D"], Caches | None]:
@@ -95,12 +98,13 @@ def decoder_layer(
     return feed_forward(layer, x, x, config), caches
 
 
+@functools.partial(jax.jit, static_argnames=("config", "first"))
 def mixed_layer(
     layer: LayerParams,
     x: Float[Array, "*B D"],
     stored: tuple[Float[Array, "*B D"], ...],
     caches: Caches | None,
-    index: int,
+    index: int | Array,
     batch: Batch,
     config: ModelConfig,
     first: bool,
@@ -119,7 +123,7 @@ def _mixer(
     x: Float[Array, "*B D"],
     residual: Float[Array, "*B D"] | None,
     caches: Caches | None,
-    index: int,
+    index: int | Array,
     batch: Batch,
     config: ModelConfig,
 ) -> tuple[Float[Array, "*B D"], Caches | None]:

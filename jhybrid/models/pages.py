@@ -39,17 +39,22 @@ def take_pages(caches: Caches, kind: PageKind, pages: Int32[Array, " B"]) -> Any
     return jax.tree.map(lambda pool: pool[jnp.maximum(pages, 0)], pools(caches, kind))
 
 
-def put_pages(caches: Caches, kind: PageKind, rows: Any, pages: Int32[Array, " B"]) -> Caches:
-    """Caches with what `take_pages` gave in pages of the same kind; negative ones are dropped."""
+def put_pages(
+    caches: Caches, kind: PageKind, rows: list[Any], pages: Int32[Array, "N B"]
+) -> Caches:
+    """Caches with what each of N calls of `take_pages` gave in pages of the same kind; negative
+    ones are dropped."""
 
-    def one(pool: Array, new: Array) -> Array:
-        at = pool.at[or_outside(pages, pool.shape[0])]
-        return at.set(new, mode="drop", unique_indices=True)
+    def one(pool: Array, *parts: Array) -> Array:
+        for part, to in zip(parts, pages, strict=True):
+            at = pool.at[or_outside(to, pool.shape[0])]
+            pool = at.set(part, mode="drop", unique_indices=True)
+        return pool
 
-    if pages.shape[0] == 1:  # for a single row XLA copies the pool: a second one goes nowhere
-        pages = jnp.append(pages, -1)
+    if pages.shape[1] == 1:  # for a single row XLA copies the pool: a second one goes nowhere
+        pages = jnp.concatenate([pages, jnp.full_like(pages, -1)], axis=1)
         rows = jax.tree.map(lambda row: jnp.concatenate([row, row]), rows)
-    new = jax.tree.map(one, pools(caches, kind), rows)
+    new = jax.tree.map(one, pools(caches, kind), *rows)
     match kind:
         case "inputs":
             return replace(caches, group_inputs=new)

@@ -16,11 +16,14 @@ an H200's memory), and a copy of them in stacks would have to be read and writte
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple, TypeVar
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 from jaxtyping import Float, Int32
 
@@ -77,7 +80,7 @@ def replay(
         waiting: list[_Pending] = []
         inputs: list[RuleInputs] = []
         for group, x in streams:
-            layer, index = params.layers[group.layers[position]], group.linear[position]
+            layer, index = params.layers[group.layers[position]], np.int32(group.linear[position])
             found, gate, caches = _rule_inputs(layer, x, caches, index, batch, config)
             waiting.append(_Pending(group, x, gate))
             inputs.append(found)
@@ -90,9 +93,7 @@ def replay(
         streams = []
         for (group, x, gate), o in zip(_only(going, waiting), outputs, strict=True):
             layer = params.layers[group.layers[position]]
-            x = _mixer_output(layer, x, o, gate, config)
-            x = feed_forward(layer, x, x, config)
-            streams.append((group, x))
+            streams.append((group, _rest_of_layer(layer, x, o, gate, config)))
     return caches
 
 
@@ -110,11 +111,12 @@ def _input(
     return read_group_inputs(caches.group_inputs, group.stored, batch.input_slots, dtype)
 
 
+@functools.partial(jax.jit, static_argnames="config")
 def _rule_inputs(
     layer: LayerParams,
     x: Float[Array, "T D"],
     caches: Caches,
-    index: int,
+    index: int | Array,
     batch: ReplayBatch,
     config: ModelConfig,
 ) -> tuple[RuleInputs, Array | Normed, Caches]:
@@ -132,14 +134,15 @@ def _rule_inputs(
     return found, gate, new
 
 
-def _mixer_output(
+@functools.partial(jax.jit, static_argnames="config")
+def _rest_of_layer(
     layer: LayerParams,
     x: Float[Array, "T D"],
     o: Float[Array, "T H V"],
     gate: Array | Normed,
     config: ModelConfig,
 ) -> Float[Array, "T D"]:
-    """The residual stream plus what the layer's mixer adds to it."""
+    """The residual stream plus what the layer adds to it, its recurrence having run."""
     residual = None if layer.norm == "post" else x
     if isinstance(layer.mixer, GatedDeltaNetParams):
         assert not isinstance(gate, Normed)
@@ -147,7 +150,8 @@ def _mixer_output(
     else:
         assert isinstance(layer.mixer, KimiDeltaAttentionParams)
         h = kimi_delta_attention_output(layer.mixer, o, gate, config.linear, residual)
-    return h if residual is not None else x + rms_norm(h, layer.mixer_norm, config.norm_eps)
+    x = h if residual is not None else x + rms_norm(h, layer.mixer_norm, config.norm_eps)
+    return feed_forward(layer, x, x, config)
 
 
 def _gate_constants(params: ModelParams) -> tuple[Array, Array]:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import math
 from typing import Any
+
+SHOWN_CHARACTERS = 80
 
 
 class ApiError(Exception):
@@ -34,6 +37,12 @@ class ApiError(Exception):
 def invalid(message: str, param: str | None = None, code: str = "invalid_value") -> ApiError:
     """400: the request itself is at fault; `param` is the field."""
     return ApiError(400, message, kind="invalid_request_error", param=param, code=code)
+
+
+def shown(value: Any) -> str:
+    """A value of a body as a message quotes it: in JSON, and not at any length."""
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}..."
 
 
 def context_too_long(tokens: int, limit: int, param: str) -> ApiError:

@@ -1,13 +1,15 @@
 """Request bodies of the OpenAI routes and their translation into SamplingParams.
 
-Types are strict: "5" is not 5 and true is not 1. Unknown fields are ignored, null means default.
+Types are strict: "5" is not 5 and true is not 1. Null means default. Unknown fields are ignored,
+but for those that other servers know and this one cannot honour (`unsupported`), and for those of
+`prefix_cache`, which is of this server alone: there an unknown name is a misspelt one.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import (
     BaseModel,
@@ -21,7 +23,13 @@ from pydantic import (
 )
 
 from jhybrid.engine.request import PrefixCacheOptions, RecoveryName, SamplingParams
-from jhybrid.serve.errors import invalid
+from jhybrid.serve.errors import ApiError, invalid, shown
+from jhybrid.serve.unsupported import (
+    OF_CHAT,
+    OF_COMPLETIONS,
+    Unsupported,
+    refuse_unsupported,
+)
 
 MAX_CHOICES = 128
 
@@ -84,6 +92,7 @@ class StreamOptions(StrictModel):
 
 
 class PrefixCacheField(StrictModel):
+    model_config = ConfigDict(strict=True, extra="forbid")
     recovery: RecoveryName | None = None
     replay_ratio: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] | None = None
 
@@ -94,13 +103,14 @@ def _token_bias(value: Any) -> Any:
         return value
     for key in value:
         if not re.fullmatch(r"[0-9]{1,12}", key):
-            raise ValueError(f"keys should be token ids, got {key[:40]!r}")
+            raise ValueError("keys should be token ids")
     return {int(key): bias for key, bias in value.items()}
 
 
 class GenerationFields(StrictModel):
     """What completions and chat have in common. Ranges are SamplingParams' business."""
 
+    unsupported: ClassVar[Unsupported]
     model: str | None = None
     n: Annotated[int, Field(le=MAX_CHOICES)] | None = None
     temperature: float | None = None
@@ -130,7 +140,7 @@ class GenerationFields(StrictModel):
         field = self.prefix_cache or PrefixCacheField()
         return PrefixCacheOptions(recovery=field.recovery, replay_ratio=field.replay_ratio)
 
-    def _params(self, vocab_size: int, **special: Any) -> SamplingParams:
+    def _params(self, vocab_size: int, max_context: int, **special: Any) -> SamplingParams:
         names = SamplingParams.__dataclass_fields__.keys() - {"logprobs", "prompt_logprobs"}
         given = {name: getattr(self, name) for name in names}
         given = {name: value for name, value in given.items() if value is not None} | special
@@ -139,16 +149,31 @@ class GenerationFields(StrictModel):
                 name = "logit_bias" if token in (self.logit_bias or ()) else "stop_token_ids"
                 raise invalid(f"{name}: token id {token} is not below {vocab_size}", name)
         try:
+            # What the prompt leaves of the context cuts a limit; a limit that no prompt can leave
+            # room for is a mistake.
+            most, limit = max_context, given.get("max_tokens")
+            if limit is not None and limit > most:
+                raise ValueError(f"max_tokens must be at most the context's {most}, got {limit}")
             return SamplingParams(**given)
         except ValueError as error:
-            raise invalid(str(error), self._param_of(error)) from None
+            raise self._invalid(error) from None
 
-    def _param_of(self, error: ValueError) -> str | None:
-        return leading_field(error)
+    def _invalid(self, error: ValueError) -> ApiError:
+        """By the name that the field has on this route."""
+        field = leading_field(error)
+        if field is None:
+            return invalid(str(error))
+        name = self._own_name(field)
+        return invalid(name + str(error).removeprefix(field), name)
+
+    def _own_name(self, field: str) -> str:
+        return field
 
 
 class CompletionRequest(GenerationFields):
+    unsupported = OF_COMPLETIONS
     prompt: Prompt
+    best_of: int | None = None
     echo: bool | None = None
     logprobs: int | None = None
 
@@ -157,13 +182,17 @@ class CompletionRequest(GenerationFields):
         """`echo` with `max_tokens` 0 scores a prompt; the one token the engine makes is dropped."""
         return bool(self.echo) and self.max_tokens == 0
 
-    def sampling_params(self, vocab_size: int) -> SamplingParams:
+    def sampling_params(self, vocab_size: int, max_context: int) -> SamplingParams:
+        if self.best_of not in (None, self.n or 1):
+            expected = f"expected null or n ({self.n or 1}): all choices are returned"
+            message = f"best_of: {expected}, got {self.best_of}"
+            raise invalid(message, "best_of", code="unsupported_parameter")
         special: dict[str, Any] = {"logprobs": self.logprobs}
         if self.echo:
             special["prompt_logprobs"] = self.logprobs
         if self.prompt_only:
             special["max_tokens"] = 1
-        return self._params(vocab_size, **special)
+        return self._params(vocab_size, max_context, **special)
 
 
 class Message(StrictModel):
@@ -175,6 +204,7 @@ class Message(StrictModel):
 
 
 class ChatRequest(GenerationFields):
+    unsupported = OF_CHAT
     messages: Annotated[list[Message], Field(min_length=1)]
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
@@ -184,25 +214,31 @@ class ChatRequest(GenerationFields):
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
-    def sampling_params(self, vocab_size: int) -> SamplingParams:
+    def sampling_params(self, vocab_size: int, max_context: int) -> SamplingParams:
         if self.top_logprobs is not None and not self.logprobs:
             raise invalid("top_logprobs needs logprobs to be true", "top_logprobs")
         # Chat has no default of 16 tokens: without a limit the answer runs to the context's end.
         limit = self.max_completion_tokens
         return self._params(
             vocab_size,
+            max_context,
             logprobs=(self.top_logprobs or 0) if self.logprobs else None,
             max_tokens=self.max_tokens if limit is None else limit,
         )
 
-    def _param_of(self, error: ValueError) -> str | None:
-        param = leading_field(error)
-        if param == "max_tokens" and self.max_completion_tokens is not None:
+    def _own_name(self, field: str) -> str:
+        if field == "max_tokens" and self.max_completion_tokens is not None:
             return "max_completion_tokens"
-        return "top_logprobs" if param == "logprobs" else param
+        return "top_logprobs" if field == "logprobs" else field
 
 
-Body = TypeVar("Body", bound=StrictModel)
+Body = TypeVar("Body", bound=GenerationFields)
+
+# Of pydantic's errors: the value has the right type and is not one of those that are possible.
+_IMPOSSIBLE = frozenset(
+    ("less_than_equal", "greater_than_equal", "finite_number", "too_short", "string_too_short")
+    + ("value_error",)
+)
 
 
 def parse_body(model: type[Body], raw: bytes) -> Body:
@@ -219,13 +255,26 @@ def parse_body(model: type[Body], raw: bytes) -> Body:
         raise invalid(message, code="invalid_json") from None
     if not isinstance(data, dict):
         raise invalid("the body should be a JSON object", code="invalid_type")
+    refuse_unsupported(data, model.unsupported)
     try:
         return model.model_validate(data)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False)[0]
-        param = _path(first["loc"])
-        code = "missing" if first["type"] == "missing" else "invalid_type"
-        raise invalid(f"{param}: {first['msg']}", param, code) from None
+        raise _refusal(error) from None
+
+
+def _refusal(error: ValidationError) -> ApiError:
+    """Of the first fault: the field, what is expected, and what was given."""
+    first = error.errors(include_url=False, include_context=False)[0]
+    param, kind, value = _path(first["loc"]), first["type"], first["input"]
+    if kind == "missing":
+        return invalid(f"{param}: {first['msg']}", param, "missing")
+    if kind == "extra_forbidden":
+        known = ", ".join(PrefixCacheField.model_fields)  # the only model that forbids any
+        message = f"{param}: is not known, expected one of {known}, got {shown(value)}"
+        return invalid(message, param, "unknown_parameter")
+    fits = kind in _IMPOSSIBLE or (kind == "literal_error" and isinstance(value, str))
+    code = "invalid_value" if fits else "invalid_type"
+    return invalid(f"{param}: {first['msg']}, got {shown(value)}", param, code)
 
 
 def leading_field(error: ValueError) -> str | None:

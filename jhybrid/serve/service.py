@@ -41,7 +41,7 @@ class Service:
 
     async def completion(self, body: CompletionRequest, http: HttpRequest) -> Response:
         self.check_model(body.model)
-        params = body.sampling_params(self.engine.vocab_size)
+        params = body.sampling_params(self.engine.vocab_size, self.engine.max_context)
         prompts = await self._encoder.completion(body)
         nested = len(prompts) > 1 or (bool(body.prompt) and isinstance(body.prompt[0], list))
         names = [f"prompt[{i}]" if nested else "prompt" for i in range(len(prompts))]
@@ -52,7 +52,7 @@ class Service:
 
     async def chat(self, body: ChatRequest, http: HttpRequest) -> Response:
         self.check_model(body.model)
-        params = body.sampling_params(self.engine.vocab_size)
+        params = body.sampling_params(self.engine.vocab_size, self.engine.max_context)
         prompt = await self._encoder.chat(body)
         fitted = self._fit(params, prompt, "messages")
         job = Job("chatcmpl", [prompt], [fitted], body.cache_options())

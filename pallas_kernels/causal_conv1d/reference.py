@@ -41,7 +41,7 @@ def ragged_causal_conv1d(
     x: Float[Array, "T *H X"],
     weight: Float[Array, "*H W J"],
     pool: Float[Array, "S L J1 C"],
-    layer: int,
+    layer: int | Array,
     segments: Segments,
 ) -> tuple[Float[Array, "T *H W"], Float[Array, "S L J1 C"]]:
     out = (x.shape[0], *weight.shape[:-1])
@@ -73,7 +73,7 @@ def decode_causal_conv1d(
     x: Float[Array, "N *H X"],
     weight: Float[Array, "*H W J"],
     pool: Float[Array, "S L J1 C"],
-    layer: int,
+    layer: int | Array,
     slots: Int32[Array, " N"],
 ) -> tuple[Float[Array, "N *H W"], Float[Array, "S L J1 C"]]:
     out = (x.shape[0], *weight.shape[:-1])

@@ -23,9 +23,9 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 from jaxtyping import Float
 
-from ..triton import Dot, Implementation, dividing_block, iota, triton_call, use_pallas
+from ..triton import Dot, Implementation, dividing_block, triton_call, use_pallas
 from . import reference
-from .inverse import halving_mask
+from .inverse import block_inverse
 
 STATE_WARPS, INVERSE_WARPS = 4, 1
 VALUE_BLOCK = 32
@@ -162,13 +162,16 @@ def _kernel_call(
     return found
 
 
-def unit_lower_inverse(
+def chunk_inverses(
     a: Float[Array, "*N C C"],
     precision: lax.Precision = lax.Precision.DEFAULT,
     implementation: Implementation | None = None,
     interpret: bool = False,
 ) -> Float[Array, "*N C C"]:
-    """(I + a)^-1 for strictly lower triangular a; `precision` is of the derivative's products."""
+    """(I + a)^-1 of strictly lower triangular chunks, by a kernel or by the reference.
+
+    `precision` is of the derivative's products; the inverse itself is as good as float32 allows.
+    """
     way = (precision, use_pallas(implementation), interpret)
     return cast(Array, _inverse(a.reshape(-1, *a.shape[-2:]), way)).reshape(a.shape)
 
@@ -180,7 +183,7 @@ def _inverse(a: Array, way: Way) -> Array:
         return reference.unit_lower_inverse(a, lax.Precision.HIGHEST)
     call = triton_call(
         functools.partial(_inverse_kernel, dot=Dot("tf32x3", interpret)),
-        "unit_lower_inverse",
+        "gated_delta_rule_chunk_inverses",
         (a.shape[0],),
         (jax.ShapeDtypeStruct(a.shape, a.dtype),),
         warps=INVERSE_WARPS,
@@ -196,21 +199,11 @@ def _inverse_forward(a: Array, way: Way) -> tuple[Array, Array]:
 
 
 def _inverse_backward(way: Way, inverse: Array, cotangent: Array) -> tuple[Array]:
-    """d(X^-1) = -X^-1 dX X^-1"""
-    turned = jnp.swapaxes(inverse, -1, -2)
-    inner = jnp.matmul(cotangent, turned, precision=way[0])
-    return (-jnp.tril(jnp.matmul(turned, inner, precision=way[0]), -1),)
+    return (reference.inverse_cotangent(inverse, cotangent, way[0]),)
 
 
 _inverse.defvjp(_inverse_forward, _inverse_backward)
 
 
 def _inverse_kernel(a_ref: Any, out_ref: Any, *, dot: Dot) -> None:
-    """By doubling the inverted diagonal blocks: exact, and small for repeated keys."""
-    a = a_ref[pl.program_id(0)]
-    size = a.shape[0]
-    inverse = jnp.where(iota(a.shape, 0) == iota(a.shape, 1), 1.0, 0.0)
-    for level in range(size.bit_length() - 1):
-        below = jnp.where(halving_mask(size, level), a, 0.0)
-        inverse = inverse - dot(inverse, dot(below, inverse))
-    out_ref[pl.program_id(0)] = inverse
+    out_ref[pl.program_id(0)] = block_inverse(a_ref[pl.program_id(0)], dot)

@@ -15,7 +15,7 @@ from jaxtyping import Float
 
 from ..precision import working_dtype
 from ..triton import Implementation
-from .chunk_states import chunk_states, unit_lower_inverse
+from .chunk_states import chunk_inverses, chunk_states
 from .reference import l2_normalize
 
 LEAF = 8  # tokens whose per-channel decays are taken from the leaf's middle
@@ -67,7 +67,7 @@ def dense_gated_delta_rule(
         between = jnp.where(row >= column, upto - jnp.swapaxes(upto, -1, -2), -jnp.inf)
         decay = jnp.exp(jnp.minimum(between, 0))
         kk, qk = (matmul(x, jnp.swapaxes(k, -1, -2)) * decay for x in (k, q))
-    solve = unit_lower_inverse(jnp.where(row > column, beta * kk, 0), precision, **how)
+    solve = chunk_inverses(jnp.where(row > column, beta * kk, 0), precision, **how)
     from_start = jnp.exp(upto)
     u, w = matmul(solve, beta * v), matmul(solve, beta * from_start * k)
     decays = jnp.broadcast_to(jnp.exp(total[..., 0, :]), (*u.shape[:4], key_dim))

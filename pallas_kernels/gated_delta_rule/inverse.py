@@ -20,8 +20,9 @@ from .tile import BLOCK
 from .tuning import PrefillTuning
 
 
-def unit_lower_inverse(a: Array, dot: Dot) -> Array:
-    """(I + A)^-1 of one block, doubled from single rows by block elimination.
+def block_inverse(a: Array, dot: Dot) -> Array:
+    """(I + A)^-1 of one strictly lower triangular block within a kernel, doubled from single rows
+    by block elimination.
 
     An exact formula that stays small for repeated keys, where a product of powers of A does not.
     """
@@ -53,7 +54,7 @@ def _kernel(rows_ref: Any, beta_ref: Any, a_ref: Any, t_ref: Any, *, dot: Dot) -
         done: list[list[Array]] = []
         for i in range(count):
             a = [a_ref[(*cell, at(i), at(j))].astype(jnp.float32) for j in range(i + 1)]
-            last = unit_lower_inverse(a[i], dot)
+            last = block_inverse(a[i], dot)
             row = []
             for j in range(i):
                 known = (dot(a[m], done[m][j]) for m in range(j, i))

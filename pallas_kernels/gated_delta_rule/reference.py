@@ -143,10 +143,17 @@ def _inverse_forward(a: Array, precision: lax.Precision) -> tuple[Array, Array]:
 
 
 def _inverse_backward(precision: lax.Precision, inverse: Array, cotangent: Array) -> tuple[Array]:
-    """d(X^-1) = -X^-1 dX X^-1: two products, where the doubling itself would cost 24."""
+    return (inverse_cotangent(inverse, cotangent, precision),)
+
+
+def inverse_cotangent(
+    inverse: Float[Array, "H C C"], cotangent: Float[Array, "H C C"], precision: lax.Precision
+) -> Float[Array, "H C C"]:
+    """Of a, from that of X^-1 = (I + a)^-1, since d(X^-1) = -X^-1 dX X^-1: two products, where the
+    doubling itself would cost 24."""
     transposed = jnp.swapaxes(inverse, -1, -2)
     inner = jnp.matmul(cotangent, transposed, precision=precision)
-    return (-jnp.tril(jnp.matmul(transposed, inner, precision=precision), -1),)
+    return -jnp.tril(jnp.matmul(transposed, inner, precision=precision), -1)
 
 
 _inverse.defvjp(_inverse_forward, _inverse_backward)

@@ -20,7 +20,7 @@ NEVER = -1e30  # finite, so that a row with nothing visible stays free of NaN
 
 def write_pages(
     pages: Float[Array, "P L page ..."],
-    layer: int,
+    layer: int | Array,
     rows: Float[Array, "T ..."],
     kv_slots: Int32[Array, " T"],
 ) -> Float[Array, "P L page ..."]:
@@ -36,7 +36,7 @@ def _attend(
     positions: Int32[Array, "N C"],
     keys: Array,
     values: Array | None,
-    layer: int,
+    layer: int | Array,
     page_table: Int32[Array, "N P"],
     longest: Array,
     scale: float,
@@ -88,7 +88,7 @@ def ragged_paged_attention(
     q: Float[Array, "T Hq D"],
     keys: Float[Array, "P L page Hkv D"],
     values: Float[Array, "P L page Hkv V"] | None,
-    layer: int,
+    layer: int | Array,
     positions: Int32[Array, " T"],
     cu_seqlens: Int32[Array, " N1"],
     page_table: Int32[Array, "N pages"],
@@ -114,7 +114,7 @@ def decode_paged_attention(
     q: Float[Array, "N Hq D"],
     keys: Float[Array, "P L page Hkv D"],
     values: Float[Array, "P L page Hkv V"] | None,
-    layer: int,
+    layer: int | Array,
     positions: Int32[Array, " N"],
     page_table: Int32[Array, "N pages"],
     *,

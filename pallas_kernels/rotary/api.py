@@ -23,7 +23,7 @@ def rotate_and_write(
     theta: float,
     keys: Float[Array, "P L page Hkv D"],
     values: Float[Array, "P L page Hkv V"],
-    layer: int,
+    layer: int | Array,
     kv_slots: Int32[Array, " T"],
     *,
     implementation: Implementation | None = None,

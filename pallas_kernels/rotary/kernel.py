@@ -76,7 +76,7 @@ def rotate_and_write(
     theta: float,
     keys: Array,
     values: Array,
-    layer: int,
+    layer: int | Array,
     kv_slots: Array,
     *,
     interpret: bool = False,

@@ -51,7 +51,7 @@ def rotate_and_write(
     theta: float,
     keys: Float[Array, "P L page Hkv D"],
     values: Float[Array, "P L page Hkv V"],
-    layer: int,
+    layer: int | Array,
     kv_slots: Int32[Array, " T"],
 ) -> tuple[Array, Array, Array]:
     q = q[:, :, 0]

@@ -40,12 +40,17 @@ def skinny_matmuls(
     implementation: Implementation | None = None,
     interpret: bool = False,
 ) -> tuple[Float[Array, "M N"], ...]:
-    """combine(x W_1^T, ..., x W_G^T) + residual of each product, with all of it in float32. A
-    product without `combine` has G results in a row.
+    """combine(x W_1^T, ..., x W_G^T) + residual of each product. A product without `combine` has G
+    results in a row. With `norm` (weight [K], eps) the rows of x are RMS-normalised first.
 
-    With `norm` (weight [K], eps) the rows of x are RMS-normalised on the way. Every row's result is
-    the same whatever the others are. The kernel takes up to 32 rows of bfloat16; by name, another
-    case is an error. Where a library's product is the faster, None picks that.
+    The kernel keeps products, combination and residual in float32 and rounds once, at the end. The
+    reference rounds to x's type before it combines (to the result's where nothing is combined), and
+    once more when it adds the residual. Both round normalised rows to x's type, but for the
+    kernel's elementwise form (up to 4 rows).
+
+    The kernel takes up to 32 rows of bfloat16, and no row's result depends on the values of the
+    others; by name, another case is an error. float32 goes to the reference, whose products have
+    JAX's default precision. Where a library's product is the faster, None picks that.
     """
     if use_pallas(implementation):
         covered = kernel.supported(x, products)

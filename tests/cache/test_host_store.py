@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from jhybrid.cache.host_store import CHUNK_ROWS, HostStore
+from jhybrid.cache.host_store import CHUNK_ROWS, LEAST_CHUNKS, HostStore, input_pieces
 
 PAGE, PAGE_BYTES, INPUT_BYTES, STATE_BYTES = 4, 100, 10, 900
 
@@ -125,3 +125,20 @@ def test_the_deepest_state_on_the_way_is_found_and_counts_bytes() -> None:
     assert host.match(tokens, 0, strict=True).length == 0  # its room was needed
     host.flush()
     assert host.used == 0
+
+
+def test_chunks_are_as_large_as_leaves_several_in_the_memory() -> None:
+    for chunks, rows in ((1, 8), (4 * LEAST_CHUNKS, 32), (1000, CHUNK_ROWS[-1])):
+        host = store(chunks)
+        runs = host.missing(np.arange(300 * PAGE, dtype=np.int32), 0, True)
+        assert [run.stop for run in runs[:2]] == [rows, 2 * rows]
+
+
+def test_only_pieces_with_group_inputs_take_their_bytes() -> None:
+    with_inputs = np.zeros(100, bool)
+    with_inputs[[33, 99]] = True
+    assert input_pieces(with_inputs) == [range(32, 64), range(96, 100)]
+    host = store()
+    host.add(np.arange(100 * PAGE, dtype=np.int32), range(100), with_inputs, True)
+    assert host.used == CHUNK_ROWS[-1] * PAGE_BYTES + (32 + 8) * INPUT_BYTES
+    assert input_pieces(~np.ones(100, bool)) == []

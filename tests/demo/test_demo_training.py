@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from jhybrid.batch import DenseBatch
-from jhybrid.demo import MODELS, card, evaluate
+from jhybrid.demo import MODELS, card, complete, evaluate
 from jhybrid.demo.batches import TASK_NAMES, BatchSpec, BatchStream, worker_pool
 from jhybrid.demo.clock import Clock, learning_rate
 from jhybrid.demo.export import rounded, write_model
@@ -312,6 +312,48 @@ def test_bundled_models_do_what_their_cards_say(name: str, tmp_path: Path) -> No
         assert arms["all"] >= THRESHOLDS[task], task
         if task == "niah_single_1":
             assert arms["without states"] >= 0.9 and arms["without keys"] <= 0.2
+
+
+def test_complete_measures_what_the_log_has_not(
+    preset: Preset, params, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The evaluation's tasks too: without problems nothing was missed, and nothing measured."""
+    few = dataclasses.replace(preset, trials=2, sample_bytes=4, scored=1, scored_lengths=(512,))
+    monkeypatch.setitem(PRESETS, "few", few)
+    monkeypatch.setattr("jhybrid.demo.complete.THRESHOLDS", {"vt": 0.9, "last_write": 0.9})
+    story = "A cat sat on a mat. It saw a big dog. They ran away to the park and slept. " * 20
+    for name in ("fiction", "essays", "tinystories"):
+        (tmp_path / f"{name}.txt").write_text(story)
+    write_model(tmp_path, params, preset.architecture.hf_config())
+    start = {"kind": "start", "preset": "few", "seed": 0, "device": "cpu", "jax": "0"}
+    start |= {"parameters": 1_000_000, "trial_bytes": [1000, 2000], "scored": 1}
+    step = {"kind": "step", "phase": "128", "step": 10, "tokens": 5_000_000, "seconds": 3.0}
+    known = {"trials": 100, "passed": 97, "failures": []}
+    log = [start, step | {"loss": {"recall": 0.5}}]
+    log += [{"kind": "evaluation", "initial_horizons": static_horizons(params)}]
+    log += [{"kind": "evaluation", f"recall_{name}": known, "seconds": 9.5} for name in TRIALS]
+    log += [{"kind": "evaluation", "horizons": card.MISSING}]
+    log += [{"kind": "evaluation", "skills": "failed: ValueError()"}]
+    path = tmp_path / "train_log.jsonl"
+    path.write_text("".join(json.dumps(record) + "\n" for record in log))
+    complete.main([str(tmp_path), "--corpus", str(tmp_path)])
+    added = [json.loads(line) for line in path.read_text().splitlines()][len(log) :]
+    found = {name: value for r in added for name, value in r.items() if name not in ("kind",)}
+    assert set(found) - {"device"} == {
+        *("benchmark", "held_out_nats_per_byte", "horizons", "samples", "skills"),
+    }
+    assert set(found["benchmark"]["scores"]) == {"vt", "last_write"}
+    text = (tmp_path / "README.md").read_text()
+    assert "Bounds missed: none" not in text and "vt/512" in text
+    assert card.MISSING not in text and "failed" not in text
+    complete.main([str(tmp_path), "--corpus", str(tmp_path)])  # nothing is left to do
+    assert len(path.read_text().splitlines()) == len(log) + len(added)
+
+
+def test_a_benchmark_without_problems_fails(preset: Preset, params) -> None:
+    run = logits_fn(preset.architecture.model_config(), make_mesh(1), jnp.float32)
+    with pytest.raises(ValueError, match="sheets"):
+        evaluate.benchmark(run, params, {})
 
 
 def test_every_measurement_runs(preset: Preset, params, tmp_path: Path) -> None:

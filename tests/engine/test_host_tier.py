@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import numpy as np
 import pytest
@@ -122,9 +124,12 @@ def test_decodes_run_on_while_kv_arrives(engine: Engine) -> None:
     assert_greedy(prompt, arrived)
 
 
-def test_aborts_in_transfers_and_replays_leave_nothing() -> None:
+@pytest.mark.parametrize("host_memory", [FLAGS["host_memory"], 400 * 2**10])
+def test_aborts_in_transfers_and_replays_leave_nothing(host_memory: int) -> None:
+    """With little memory chunks are small: not all of a prefix is sent in one step."""
     rng = np.random.default_rng(3)
-    engine = tiny_engine(**FLAGS, pages=120, slots=6)
+    flags: dict[str, Any] = FLAGS | {"host_memory": host_memory}
+    engine = tiny_engine(**flags, pages=120, slots=6)
     trunk = random_prompt(rng, 250)
     run(engine, [request("trunk", trunk)])
     offload(engine)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +16,7 @@ from jhybrid.batch import DenseBatch
 from jhybrid.engine.build import LoadedModel, load_model
 from jhybrid.engine.config import EngineConfig
 from jhybrid.eval.arms import parse_arm
+from jhybrid.eval.controlled.device import Device
 from jhybrid.eval.controlled.run import cut, layout_for, run_controlled
 from jhybrid.eval.outcome import Outcome
 from jhybrid.eval.tasks.problem import Encoder, Problem
@@ -141,6 +144,29 @@ def test_an_answer_ends_with_its_stop_string(
     assert [found[f"recall/{n}"].score for n in range(3)] == [0, 0, 1]
 
 
+def test_a_stop_string_spans_tokens_and_is_each_problems_own(
+    model: LoadedModel,
+    problems: list[Problem],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    steps, generate = [], Device.generate
+
+    def counted(self: Device, *args: Any) -> np.ndarray:
+        tokens = generate(self, *args)
+        steps.append(tokens.shape[1])
+        return tokens
+
+    monkeypatch.setattr(Device, "generate", counted)
+    stops = (("213", " 4821"), ("7092", "09"), ("x", "517"))  # 48213, 70921, 30517
+    long = [replace(p, stop=s, max_tokens=40) for p, s in zip(problems, stops, strict=True)]
+    run(model, long, tmp_path, ("dense",))
+    cells = [json.loads(x) for x in (tmp_path / "cells.jsonl").read_text().splitlines()]
+    # what is whole first ends the text, as in the engine; and nobody waits for 40 tokens
+    assert [text for cell in cells for text in cell["texts"]] == ["", " 7", " 30"]
+    assert steps == [8, 8]
+
+
 def test_blocks_hold_problems_of_about_one_length(problems: list[Problem]):
     longer = [replace(p, id=f"long-{p.id}", prompt=p.prompt * 4) for p in problems]
     layout = layout_for([*problems, *longer], replace(ENGINE, max_prefill_tokens=4096))
@@ -156,5 +182,3 @@ def test_what_cannot_run_is_refused(model: LoadedModel, problems: list[Problem],
         run_controlled(model, short, encoder, dense, problems, tmp_path)
     with pytest.raises(ValueError, match="prefix"):
         run(model, [replace(problems[0], boundary=0)], tmp_path)
-    with pytest.raises(ValueError, match="stop"):
-        run(model, [problems[0], replace(problems[1], stop=("x",))], tmp_path)

@@ -107,6 +107,20 @@ def test_a_killed_run_goes_on_where_it_was(llm: LLM, problems: list[Problem], tm
     assert other_seed.key(problems[0], 1) not in other_seed.outputs  # other settings, other key
 
 
+def test_a_run_of_other_weights_takes_nothing_over(
+    llm: LLM, problems: list[Problem], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    protocol = Protocol(probe=False)
+    run_of(llm, "dense", tmp_path, protocol).run(problems[:1])
+    again = run_of(llm, "dense", tmp_path, protocol)
+    assert again.key(problems[0], 1) in again.outputs
+    params = llm.engine.runner.params
+    norm = params.norm * 1.001
+    monkeypatch.setattr(llm.engine.runner, "params", replace(params, norm=norm))
+    other = run_of(llm, "dense", tmp_path, protocol)
+    assert other.key(problems[0], 1) not in other.outputs
+
+
 def test_sampling_is_repeatable_and_paired(llm: LLM, problems: list[Problem], tmp_path: Path):
     protocol = Protocol(replays=2, temperature=1.5, probe=False)
     texts = []

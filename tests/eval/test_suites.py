@@ -13,6 +13,8 @@ from jhybrid.eval.arms import MASK_SEEDS
 from jhybrid.eval.results import read_results
 from jhybrid.eval.suites import controlled
 from tests.eval.data_files import write_data
+from tests.serve.conftest import RunningServer
+from tests.serve.fake_engine import FakeEngine
 
 ROOT = Path(__file__).parents[2]
 CACHE = str(ROOT / "build" / "xla")
@@ -159,6 +161,33 @@ def test_trace(tmp_path: Path):
     assert (tmp_path / "trace-serving.png").stat().st_size > 1000
 
 
+def test_trace_of_a_server_that_runs(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    """Whoever started it: its address, its key, and the name it has in the results."""
+    server = RunningServer(FakeEngine(), api_key="secret")
+    flags = ["--conversations", "3", "--turns", "2", "--scale", "0.02", "--seeds", "0,1"]
+    flags += ["--arms", "dense", "--concurrency", "2", "--max-context", "4096"]
+    flags += ["--base-url", f"{server.url}/v1", "--api-key", "secret"]
+    try:
+        found = run("trace", tmp_path, *flags)
+        sent = list(server.engine.added)
+        assert run("trace", tmp_path, *flags) == found and server.engine.added == sent  # resumed
+        server.engine.flush_cache = lambda: False
+        run("trace", tmp_path / "warm", *flags, "--seeds", "2")
+    finally:
+        server.stop()
+    case = "concurrency-2/limit-32"
+    assert len(sent) == 2 * 3 * 2 and {r.params.ignore_eos for r in sent} == {True}
+    assert found[case, "dense", "requests_failed"] == 0
+    assert found[case, "dense", "generated"] == sum(r.params.max_tokens or 0 for r in sent) / 2
+    assert 0.2 < found[case, "dense", "hit"] <= 0.25  # what this engine says of every prompt
+    assert (case, "dense", "capacity") not in found  # it has no pools to tell of
+    assert not list(tmp_path.glob("server-*.log"))  # none was started
+    said = [r.getMessage() for r in caplog.records if r.name.endswith("suites.trace")]
+    assert len(said) == 1 and "seed 2" in said[0]
+    with pytest.raises(SystemExit, match="one name for the server"):
+        main(["trace", "demo", "--base-url", server.url, "--arms", "dense,off", "--out", "x"])
+
+
 def test_every_suite_is_tried_here_or_needs_a_gpu():
     tried = {name.removeprefix("test_").replace("_", "-") for name in globals()}
     tried |= {"report", *(part.name for part in controlled.SUITES["quality"].parts)}
@@ -169,7 +198,7 @@ def test_every_suite_is_tried_here_or_needs_a_gpu():
 
 def test_wrong_flags_and_missing_data_are_said_in_a_line(tmp_path: Path):
     for flags, message in (
-        (["ruler", *ENGINE, "--arms", "best"], "error: arm"),
+        (["trace", *ENGINE, "--arms", "zero-both"], "error: arm"),
         (["locomo", *ENGINE, "--arms", "dense", "--max-context", "512"], "locomo10.json"),
     ):
         with pytest.raises(SystemExit, match=message):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from pallas_kernels import dense_gated_delta_rule, recurrent_gated_delta_rule
-from pallas_kernels.gated_delta_rule.chunk_states import chunk_states, unit_lower_inverse
+from pallas_kernels.gated_delta_rule.chunk_states import chunk_inverses, chunk_states
 from pallas_kernels.gated_delta_rule.dense import LEAF_LIMIT
 from tests.assertions import assert_close
 from tests.kernels import oracle
@@ -101,7 +101,7 @@ def test_kernels_give_what_xla_gives() -> None:
     def both(implementation) -> tuple[jax.Array, ...]:
         how = {"implementation": implementation, "interpret": True}
         states, pull = jax.vjp(lambda *x: chunk_states(*x, **how), w, k, u, decay)
-        return states, *pull(jnp.cos(states)), unit_lower_inverse(a, **how)
+        return states, *pull(jnp.cos(states)), chunk_inverses(a, **how)
 
     found, expected = (jax.jit(both, static_argnums=0)(name) for name in ("pallas", "xla"))
     for number, (x, y) in enumerate(zip(found, expected, strict=True)):

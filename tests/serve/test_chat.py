@@ -114,6 +114,15 @@ def test_logprobs(server):
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
         ({"logprobs": 3}, "logprobs"),
         ({"max_completion_tokens": 0}, "max_completion_tokens"),
+        ({"max_completion_tokens": 8193}, "max_completion_tokens"),
+        ({"max_tokens": 8193}, "max_tokens"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"functions": [{"name": "f"}]}, "functions"),
+        ({"modalities": ["text", "audio"]}, "modalities"),
+        ({"enable_thinking": False}, "enable_thinking"),
+        ({"echo": True}, "echo"),
+        ({"best_of": 2}, "best_of"),
         ({"chat_template_kwargs": {"tokenize": False}}, "chat_template_kwargs.tokenize"),
         ({"chat_template_kwargs": [1]}, "chat_template_kwargs"),
         ({"add_generation_prompt": True, "continue_final_message": True}, "continue_final_message"),
@@ -128,6 +137,21 @@ def test_wrong_fields_are_named(server, fields, param):
     reply = server.http.post("/v1/chat/completions", json={"messages": [USER], **fields})
     assert reply.status_code == 400, reply.text
     assert reply.json()["error"]["param"].startswith(param)
+    assert param in reply.json()["error"]["message"]
+
+
+def test_what_is_done_anyway_may_be_asked_for(server):
+    fields = {
+        "response_format": {"type": "text"},
+        "tool_choice": "auto",
+        "functions": None,
+        "modalities": ["text"],
+        "echo": False,
+        "parallel_tool_calls": True,
+        "user": "u",
+    }
+    reply = server.http.post("/v1/chat/completions", json={"messages": [USER], **fields})
+    assert reply.status_code == 200, reply.text
 
 
 def test_model_without_a_template(start):

@@ -125,6 +125,68 @@ def test_nested_field(server, body, param):
 
 
 @pytest.mark.parametrize(
+    ("field", "value", "code"),
+    [
+        ("n", "129", "invalid_value"),
+        ("n", "0", "invalid_value"),
+        ("n", '"2"', "invalid_type"),
+        ("n", "2.0", "invalid_type"),
+        ("prefix_cache", '{"replay_ratio": 1.5}', "invalid_value"),
+        ("prefix_cache", '{"replay_ratio": -0.1}', "invalid_value"),
+        ("prefix_cache", '{"replay_ratio": NaN}', "invalid_value"),
+        ("prefix_cache", '{"replay_ratio": "0.1"}', "invalid_type"),
+        ("prefix_cache", '{"recovery": "magic"}', "invalid_value"),
+        ("prefix_cache", '{"recovery": 5}', "invalid_type"),
+        ("prefix_cache", '{"replay_ration": 0.1}', "unknown_parameter"),
+        ("prefix_cache", "[]", "invalid_type"),
+        ("logit_bias", '{"x": 1}', "invalid_value"),
+        ("prompt", "5", "invalid_type"),
+        ("max_tokens", "8193", "invalid_value"),
+        ("max_tokens", "1000000000000", "invalid_value"),
+        ("best_of", "3", "unsupported_parameter"),
+        ("best_of", '"3"', "invalid_type"),
+        ("suffix", '" end"', "unsupported_parameter"),
+        ("response_format", '{"type": "json_object"}', "unsupported_parameter"),
+        ("guided_json", '{"type": "object"}', "unsupported_parameter"),
+        ("add_special_tokens", "false", "unsupported_parameter"),
+        ("max_completion_tokens", "5", "unsupported_parameter"),
+    ],
+)
+def test_code_and_message_say_what_is_wrong(server, field, value, code):
+    fields = {"prompt": '"p"', field: value}
+    reply = post(server, "{" + ",".join(f'"{k}": {v}' for k, v in fields.items()) + "}")
+    assert reply.status_code == 400, reply.text
+    error = reply.json()["error"]
+    assert error["code"] == code and error["param"].startswith(field)
+    given = value.split(": ")[-1].rstrip("}") if field == "prefix_cache" else value
+    assert error["param"] in error["message"] and given in error["message"]
+
+
+def test_misspelt_fields_of_the_prefix_cache_are_told_the_right_ones(server):
+    reply = post(server, '{"prompt": "p", "prefix_cache": {"recovry": "off"}}')
+    assert reply.json()["error"] == {
+        "message": "prefix_cache.recovry: is not known, expected one of recovery, replay_ratio, "
+        'got "off"',
+        "type": "invalid_request_error",
+        "param": "prefix_cache.recovry",
+        "code": "unknown_parameter",
+    }
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        '"best_of": 1, "suffix": "", "response_format": {"type": "text"}',
+        '"n": 2, "best_of": 2, "max_tokens": 8192',
+        '"best_of": null, "guided_json": null, "use_beam_search": false, "length_penalty": 1.0',
+        '"user": "u", "metadata": {"a": "b"}, "store": true, "service_tier": "flex"',
+    ],
+)
+def test_fields_that_change_no_answer_pass(server, fields):
+    assert post(server, f'{{"prompt": "p", {fields}}}').status_code == 200
+
+
+@pytest.mark.parametrize(
     "body",
     [b"", b"{", b"[1]", b'"x"', b"null", b"\xff\xfe", b"[" * 100_000]
     + [b'{"prompt": "\\ud800"}', b'{"model": "\\udfff", "prompt": "p"}']

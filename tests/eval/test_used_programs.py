@@ -1,0 +1,32 @@
+"""Programs that are predicted are those that an engine runs."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from jhybrid.engine.request import PrefixCacheOptions
+from jhybrid.eval.used_programs import used_programs
+from tests.engine.tiny import request, run, tiny_engine
+
+SLOW = ("prefill", "decode", "draw")
+
+
+@pytest.mark.parametrize(("prompts", "length"), [(1, 150), (5, 30), (3, 64)])
+def test_what_is_predicted_runs_and_nothing_else(prompts: int, length: int) -> None:
+    engine = tiny_engine(max_running=8, max_prefill_tokens=64, own_programs=True, pages=400)
+    predicted = used_programs(engine.runner, prompts, length)
+    rng = np.random.default_rng(0)
+    fresh = PrefixCacheOptions("off")
+    run(
+        engine,
+        [
+            request(
+                f"r{n}", rng.integers(0, 200, length).tolist(), max_tokens=8, prefix_cache=fresh
+            )
+            for n in range(prompts)
+        ],
+    )
+    assert {
+        key for key in engine.runner.programs.executables if key[0].startswith(SLOW)
+    } == predicted
