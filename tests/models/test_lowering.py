@@ -45,7 +45,8 @@ def test_a_program_is_that_of_the_plain_loop() -> None:
     runner = tiny_engine(DEEP, max_running=2).runner
     args = next(args for call, _, args in warm_up_calls(runner) if call == "decode")
     text = runner.programs.compile("decode", args).as_text()
-    assert re.findall(r"^.* call\(.*decoder_layer.*$", text, re.MULTILINE) == []
+    calls = re.findall(r"^.* call\(.*decoder_layer.*$", text, re.MULTILINE)
+    assert [call for call in calls if "xla_cpu_small_call" not in call] == []  # small: XLA's loops
 
 
 def test_python_lowers_one_program_at_a_time_the_slowest_first() -> None:
