@@ -20,9 +20,8 @@ from jhybrid.cache.allocator import PoolCounts
 from jhybrid.cache.radix_node import Tokens, common_length
 
 CHUNK_ROWS = (8, 32, 64, 128)  # pages of a chunk, padded to one of these: few, large transfers
-PIECE_ROWS = (
-    32  # pages whose group inputs travel together: a replay wants few, and wants them first
-)
+# Pages whose group inputs travel together: a replay wants few, and wants them first.
+PIECE_ROWS = 32
 LEAST_CHUNKS = 8  # that the memory holds at least, or chunks are smaller: they leave one by one
 
 
