@@ -18,10 +18,11 @@ CPU_OPTIONS: Options = {"xla_backend_optimization_level": 1}
 # then chooses cuBLAS. Merged products would copy their weights into one matrix in every step.
 GPU_OPTIONS: Options = {"xla_gpu_enable_triton_gemm": False, "xla_gpu_dot_merger_threshold_mb": 0}
 COMPILER_OPTIONS = {"cpu": CPU_OPTIONS, "gpu": GPU_OPTIONS}
-# A CUDA graph starts when all of its nodes have been given the addresses of a call. These have
+# A CUDA graph starts when all of its nodes have been given the addresses of a call. A prefill has
 # hundreds of nodes, each with more to do than a launch takes, and somebody waits for the first one.
+# A replay in short pieces has more launches than work: they stay graphs.
 LAUNCHED: Options = {"xla_gpu_enable_command_buffer": ""}
-LAUNCHED_ONE_BY_ONE = ("prefill", "replay")
+LAUNCHED_ONE_BY_ONE = ("prefill",)
 
 
 def compiler_options(platform: str, name: str = "") -> Options:
