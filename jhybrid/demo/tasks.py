@@ -105,7 +105,8 @@ def registers(rng: Rng, corpus: Corpus, size: int) -> Row:
     """
     row = RowBuilder(size)
     equals, stop = pick(rng, ("=", "=", ": ", " now holds ")), pick(rng, ("\n", "; ", ".\n"))
-    make_key, width = pick(rng, (_letter, _letter, _any_word, _pair_of_words)), between(rng, 1, 5)
+    make_key = pick(rng, (_letter, _letter, _any_word, _pair_of_words))
+    width = 1 if chance(rng, 0.5) else between(rng, 2, 5)
     keys = list(dict.fromkeys(make_key(rng) for _ in range(between(rng, 2, 8))))
     line = max(map(len, keys)) + len(equals) + width + len(stop)
     now: dict[str, str] = {}
