@@ -120,9 +120,10 @@ def _prefill_call(runner: ModelRunner, step: Step, tables: np.ndarray) -> Call:
     batch.page_table[0, : tables.shape[1]] = tables[0]
     batch.segments.cu[1:] = step.size
     batch.segments.store[0] = 0
-    args = (runner.params, runner.caches, pack(batch))
+    packed = pack(batch)
+    args = (runner.params, runner.caches, packed)
     programs = [("prefill", (step.size, 2, int(whole)), args)]
-    return Call(programs, lambda: runner.prefill(batch))
+    return Call(programs, lambda: runner.prefill(packed))
 
 
 def _decode_call(runner: ModelRunner, step: Step, tables: np.ndarray) -> Call:

@@ -21,6 +21,11 @@ class Packed:
     tree: Any = struct.field(pytree_node=False)
     leaves: tuple[tuple[tuple[int, ...], str], ...] = struct.field(pytree_node=False)
 
+    @property
+    def shapes(self) -> Any:
+        """The pytree with the shape of each leaf in its place."""
+        return jax.tree.unflatten(self.tree, [shape for shape, _ in self.leaves])
+
 
 def pack(tree: Any) -> Packed:
     """A pytree of numpy arrays of four-byte types. Raises ValueError for another type."""

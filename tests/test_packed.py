@@ -20,6 +20,10 @@ def test_a_tree_of_every_type_and_shape_comes_back() -> None:
     }
     packed = pack(tree)
     assert packed.values.shape == (13,)
+    assert packed.shapes == {
+        **{"scalar": (), "table": (2, 3), "none": None, "floats": ((3,), ())},
+        **{"seed": (2,), "empty": (0,)},
+    }
     back = jax.jit(unpack)(packed)
     assert jax.tree.structure(back) == jax.tree.structure(tree)
     for leaf, expected in zip(jax.tree.leaves(back), jax.tree.leaves(tree), strict=True):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -36,17 +37,24 @@ def put_name(kind: PageKind, parts: int) -> str:
     return f"put-{kind}" if parts == 1 else f"put-{kind}-{parts}"
 
 
-def put_calls(kind: PageKind, parts: list[Part]) -> Iterator[tuple[np.ndarray, list[Any]]]:
-    """Calls of those sizes that put all parts: pages [parts, rows], and the rows of each part."""
-    largest = ROW_SIZES[kind][-1]
+def put_order(kind: PageKind, parts: list[Part]) -> tuple[list[np.ndarray], list[Any]]:
+    """Calls of those sizes that put all parts: the pages of each [parts, rows], and the rows of all
+    parts in the order of the calls. Only the last call may have places for more than there are."""
+    most, largest = PUTS[kind][-1], ROW_SIZES[kind][-1]
+    small = [part for part in parts if len(part[0]) != largest]
     whole = [part for part in parts if len(part[0]) == largest]
-    for part in parts:
-        if len(part[0]) != largest:
-            yield part[0][None], [part[1]]
-    most = PUTS[kind][-1]
+    pages = [to[None] for to, _ in small]
     for start in range(0, len(whole), most):
         some = whole[start : start + most]
-        pages = np.full((bucket(PUTS[kind], len(some)), largest), -1, np.int32)
-        pages[: len(some)] = [to for to, _ in some]
-        rows = [rows for _, rows in some]
-        yield pages, rows + rows[:1] * (len(pages) - len(rows))  # which go nowhere again
+        grid = np.full((bucket(PUTS[kind], len(some)), largest), -1, np.int32)
+        grid[: len(some)] = [to for to, _ in some]
+        pages.append(grid)
+    return pages, [rows for _, rows in small + whole]
+
+
+def put_calls(pages: list[Any], rows: list[Any]) -> Iterator[tuple[Any, list[Any]]]:
+    """Each call of `put_order`: its pages and as many parts' rows."""
+    left = iter(rows)
+    for to in pages:
+        some = list(islice(left, len(to)))
+        yield to, some + some[:1] * (len(to) - len(some))  # which go nowhere again

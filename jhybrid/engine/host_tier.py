@@ -9,7 +9,8 @@ the host goes on behind. What comes back is needed at different times, and one l
 
 A transfer starts when the programs dispatched before it have run, and whatever a program gets from
 the host queues up behind the transfers sent before. So what a replay needs is sent and put in its
-place first, its small inputs before all else; then the KV is sent, and the replay is dispatched.
+place first, the pages that everything goes to before all else, with the step's other small inputs;
+then the KV is sent, and the replay is dispatched.
 Where nothing decodes, all that follows is dispatched at once, and the device waits for the KV.
 Beside decodes the KV goes a few chunks a step, since their inputs take the same way, and is put in
 its pages when it has arrived.
@@ -28,22 +29,27 @@ from ..cache.admission import Admission
 from ..cache.cache_manager import CacheManager
 from ..cache.host_store import Chunk, input_pieces, padded_rows
 from ..cache.offload import Load, Offload, StateLoad, StateOffload
-from .host_moves import Part
+from ..models.pages import PageKind
+from .host_moves import Part, put_order
 from .model_runner import ModelRunner
 from .sequence import Sequence
 
 STEP_CHUNKS = 2  # of KV that are sent in a step beside decodes
 
+Pages = dict[PageKind, list[Any]]  # that one sequence's loads go to, of each call that puts them
+
 
 @dataclass(eq=False)
 class _Arriving:
-    """KV for the pages of a sequence admitted as `lease`: to be sent, and on its way."""
+    """What comes for a sequence admitted as `lease`, and the pages that it goes to."""
 
     sequence: Sequence
     lease: Admission
-    unsent: list[Part]
-    parts: list[Part] = field(default_factory=list)
-    state: StateLoad | None = None  # that nobody reads yet, and the rows of it once they are sent
+    pages: Pages
+    inputs: list[Any]  # in host memory, as is all that is unsent
+    unsent: list[Any]  # of the KV
+    state: StateLoad | None  # until it is put, and the rows of it once they are sent
+    kv: list[Any] = field(default_factory=list)
     state_rows: list[Any] = field(default_factory=list)
 
     @property
@@ -51,8 +57,8 @@ class _Arriving:
         return self.sequence.lease is self.lease
 
     def is_ready(self) -> bool:
-        coming = [rows for _, rows in self.parts], self.state_rows
-        return not self.unsent and all(leaf.is_ready() for leaf in jax.tree.leaves(coming))
+        coming = jax.tree.leaves((self.kv, self.state_rows))
+        return not self.unsent and all(leaf.is_ready() for leaf in coming)
 
 
 class HostTier:
@@ -60,6 +66,7 @@ class HostTier:
 
     def __init__(self, cache: CacheManager, runner: ModelRunner) -> None:
         self._cache, self._runner = cache, runner
+        self._expected: list[_Arriving] = []  # of this step: nothing of them is sent
         self._arriving: list[_Arriving] = []
         self._late: list[_Arriving] = []  # of which a state is to be put at the end of the step
         self.overlap = True
@@ -67,10 +74,6 @@ class HostTier:
     @property
     def arriving(self) -> int:
         return len(self._arriving)
-
-    def expects(self, admitted: Iterable[Sequence]) -> bool:
-        """Whether transfers are on the way, or will be once `start` is told of these sequences."""
-        return bool(self._arriving) or any(s.lease and s.lease.loads for s in admitted)
 
     def offload(self) -> None:
         """Dispatch the copies of all pages and states that the cache has evicted."""
@@ -81,20 +84,32 @@ class HostTier:
             else:
                 offload.chunk.payload = self._fetch(offload)
 
-    def start(self, sequences: Iterable[Sequence]) -> None:
-        """Send what newly admitted sequences read first, and put it where they read it."""
+    def expect(self, sequences: Iterable[Sequence]) -> list[Pages]:
+        """Take over the loads of newly admitted sequences: the pages, in numpy, that they go to."""
         for sequence in sequences:
             lease = sequence.lease
             if lease is None or not lease.loads:
                 continue
-            item = _Arriving(sequence, lease, _kv_parts(lease.loads), state=lease.state_load)
-            if item.state is not None and item.state.read:
-                item.state_rows = self._runner.to_device("states", [_state_rows(item.state)])
-                self._put_state(item)
-            inputs = self._sent("inputs", _input_parts(lease.loads))
-            self._runner.put_pages("inputs", inputs)
+            state, pages = lease.state_load, Pages()
+            pages["inputs"], inputs = put_order("inputs", _input_parts(lease.loads))
+            pages["kv"], kv = put_order("kv", _kv_parts(lease.loads))
+            pages["states"] = [] if state is None else [np.array([[state.slot]], np.int32)]
             lease.loads = []
+            self._expected.append(_Arriving(sequence, lease, pages, inputs, kv, state))
+        return [item.pages for item in self._expected]
+
+    def start(self, pages: list[Pages]) -> None:
+        """Send what those sequences read first, and put it where they read it; `pages` are those
+        of `expect`, on the device."""
+        for item, item.pages in zip(self._expected, pages, strict=True):
+            if item.state is not None and item.state.read:
+                self._send_state(item)
+                self._put_state(item)
+            inputs = self._runner.to_device("inputs", item.inputs)
+            self._runner.put_pages("inputs", item.pages["inputs"], inputs)
+            item.inputs = []
             self._arriving.append(item)
+        self._expected = []
 
     def send(self, *, beside_decodes: bool) -> None:
         """Send KV: all of it, or a part of it in a step that something decodes in."""
@@ -103,11 +118,11 @@ class HostTier:
             if not (item.alive and item.unsent) or room == 0:
                 continue
             now, item.unsent = item.unsent[:room], item.unsent[room:] if room else []
-            item.parts += self._sent("kv", now)
-            if not item.unsent and item.state is not None:
-                item.state_rows = self._runner.to_device("states", [_state_rows(item.state)])
+            item.kv += self._runner.to_device("kv", now)
+            if not item.unsent:
+                self._send_state(item)
             if not self.overlap:
-                jax.block_until_ready([rows for _, rows in item.parts])
+                jax.block_until_ready(item.kv)
             room = room and room - len(now)
 
     def settle(self, *, wait: bool) -> None:
@@ -120,7 +135,7 @@ class HostTier:
             if not (wait or item.is_ready()):
                 coming.append(item)
                 continue
-            self._runner.put_pages("kv", item.parts)
+            self._runner.put_pages("kv", item.pages["kv"], item.kv)
             item.sequence.kv_arrived = True
             if wait:
                 self._late.append(item)
@@ -134,11 +149,15 @@ class HostTier:
             self._put_state(item)
         self._late.clear()
 
+    def _send_state(self, item: _Arriving) -> None:
+        if item.state is not None:
+            rows = item.state.chunk.states[item.state.depth]
+            item.state_rows = self._runner.to_device("states", [rows])
+
     def _put_state(self, item: _Arriving) -> None:
         state, item.state = item.state, None
         if state is not None:
-            at = np.array([state.slot], np.int32)
-            self._runner.put_pages("states", [(at, item.state_rows[0])])
+            self._runner.put_pages("states", item.pages["states"], item.state_rows)
             state.arrived = True
 
     def _fetch(self, offload: Offload) -> dict[str, Any]:
@@ -147,14 +166,6 @@ class HostTier:
         pages = {piece.start: offload.input_pages[piece.start : piece.stop] for piece in pieces}
         inputs = {at: self._runner.take_pages("inputs", some) for at, some in pages.items()}
         return {"kv": self._runner.take_pages("kv", offload.pages), "inputs": inputs}
-
-    def _sent(self, kind: Any, parts: list[Part]) -> list[Part]:
-        rows = self._runner.to_device(kind, [rows for _, rows in parts])
-        return [(targets, new) for (targets, _), new in zip(parts, rows, strict=True)]
-
-
-def _state_rows(state: StateLoad) -> Any:
-    return state.chunk.states[state.depth]
 
 
 def _kv_parts(loads: list[Load]) -> list[Part]:

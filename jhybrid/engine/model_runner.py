@@ -1,7 +1,8 @@
 """The device side of the engine: it owns parameters, caches and sampler rows, and runs the steps.
 
 `ModelRunner` replaces what it donates to a call with what the call returns. It knows shapes, not
-requests. Calls return at once; results are read later.
+requests. Calls return at once; results are read later. What a call takes from the host may be numpy
+arrays or, from `stage`, arrays that are on their way already: the executables are the same.
 """
 
 from __future__ import annotations
@@ -16,21 +17,21 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from pallas_kernels import prefers_whole_prompt
 
-from ..batch import Caches, DecodeBatch, PrefillBatch, ReplayBatch
+from ..batch import Caches, DecodeBatch
 from ..cache.host_store import padded_rows
 from ..config import AttentionConfig, ModelConfig
 from ..models.pages import PageKind, pools
 from ..models.specs import ModelParams, cache_partition, cache_specs
-from ..packed import Packed, pack
+from ..packed import Packed
 from ..params import map_specs, partition_specs
 from ..retention.maps import MoveMaps
 from ..retention.movers import CompressedPool, compressed_specs
 from ..sharding import AXIS, REPLICATED, named_sharding
 from .buckets import MOVES, Buckets
 from .compression import Compression
-from .host_moves import Part, put_calls, put_name
+from .host_moves import put_calls, put_name
 from .programs import Programs
-from .sampler import RowParams, Sampled, SampleMode, SamplerRows, init_rows
+from .sampler import Sampled, SampleMode, SamplerRows, init_rows
 from .step_functions import compression_functions, host_functions, step_functions
 
 
@@ -92,10 +93,17 @@ class ModelRunner:
         )
         self.programs = Programs(functions, mesh.devices.flat[0].platform)
 
-    def prefill(self, batch: PrefillBatch) -> tuple[Array, Array]:
-        """Run packed prompts; returns the hidden rows of each sequence's last token and of all."""
-        size = (batch.token_ids.shape[0], batch.page_table.shape[0], int(batch.whole_prompt))
-        args = (self.params, self.caches, pack(batch))
+    def stage(self, inputs: Any) -> Any:
+        """A pytree of numpy arrays on its way to the device. A transfer waits for every program and
+        transfer that was sent before it; what is sent after it holds it up no more."""
+        return jax.device_put(inputs, self._replicated)
+
+    def prefill(self, batch: Packed) -> tuple[Array, Array]:
+        """Run packed prompts (a PrefillBatch); returns the hidden rows of each sequence's last
+        token and of all."""
+        shapes = batch.shapes
+        size = (*shapes.token_ids, shapes.page_table[0], int(shapes.whole_prompt))
+        args = (self.params, self.caches, batch)
         last, hidden, self.caches = self.programs.call("prefill", size, *args)
         return last, hidden
 
@@ -105,7 +113,7 @@ class ModelRunner:
         hidden, self.caches = self.programs.call("decode", rows.shape, *args)
         return hidden
 
-    def draw(self, hidden: Array, rows: np.ndarray, mode: SampleMode) -> Sampled:
+    def draw(self, hidden: Array, rows: np.ndarray | Array, mode: SampleMode) -> Sampled:
         """Sample the next token of each row (-1: padding)."""
         args = (self.params, self.rows, hidden, rows)
         self.rows, out = self.programs.call(f"draw-{mode.name}", rows.shape, *args)
@@ -113,27 +121,18 @@ class ModelRunner:
             leaf.copy_to_host_async()
         return out
 
-    def prompt_logprobs(self, hidden: Array, targets: np.ndarray) -> tuple[Array, ...]:
+    def prompt_logprobs(self, hidden: Array, targets: Array) -> tuple[Array, ...]:
         """Log-probabilities of `targets` [T] under hidden rows [T, D], and the best ones."""
         return self.programs.call("prompt_logprobs", targets.shape, self.params, hidden, targets)
 
-    def stage(self, batches: list[ReplayBatch]) -> list[Packed]:
-        """Batches on their way to the device: what is sent to it later does not hold them up."""
-        return jax.device_put([pack(batch) for batch in batches], self._replicated)
+    def replay(self, batch: Packed) -> None:
+        """Roll states forward over group inputs (a packed ReplayBatch)."""
+        args = (self.params, self.caches, batch)
+        self.caches = self.programs.call("replay", batch.shapes.token_ids, *args)
 
-    def replay(self, batch: Packed, tokens: int) -> None:
-        """Roll states forward over group inputs: a packed ReplayBatch of so many."""
-        self.caches = self.programs.call("replay", (tokens,), self.params, self.caches, batch)
-
-    def copy_pages(
-        self, copies: list[tuple[int, int]], input_copies: list[tuple[int, int]]
-    ) -> None:
-        """Copy whole pages (source, target), of KV and of group inputs, not more of these than of
-        those; no page is both a source and a target."""
-        width = self.buckets.decode[-1]
-        for start in range(0, len(copies), width):
-            some = [pairs(c[start : start + width], width) for c in (copies, input_copies)]
-            self.caches = self.programs.call("copy_pages", (), self.caches, pack(some))
+    def copy_pages(self, copies: Packed) -> None:
+        """Copy whole pages, packed pairs of KV and of group inputs; none is source and target."""
+        self.caches = self.programs.call("copy_pages", (), self.caches, copies)
 
     def store_states(self, moves: list[tuple[int, int]]) -> Array:
         """Pack native slots into compressed ones, at most MOVES pairs (native, compressed); the
@@ -142,13 +141,12 @@ class ModelRunner:
         self.compressed, done = self.programs.call("store_states", (), *args)
         return done
 
-    def load_states(self, moves: list[tuple[int, int]], *, keep: bool) -> None:
-        """Restore compressed slots into native ones, pairs (compressed, native). What the
+    def load_states(self, moves: tuple[Array, Array], *, keep: bool) -> None:
+        """Restore compressed slots into native ones, MOVES pairs (compressed, native). What the
         checkpoint omits becomes zero, or stays as it is with `keep`."""
         name = "load_states-keep" if keep else "load_states-zero"
-        for start in range(0, len(moves), MOVES):
-            args = (self.compressed, self.maps, *pairs(moves[start : start + MOVES], MOVES))
-            self.caches = self.programs.call(name, (), self.caches, *args)
+        args = (self.caches, self.compressed, self.maps, *moves)
+        self.caches = self.programs.call(name, (), *args)
 
     def take_pages(self, kind: PageKind, pages: np.ndarray) -> Any:
         """Copies of pages, padded to a chunk's rows, or of one state, on their way to pinned host
@@ -162,11 +160,11 @@ class ModelRunner:
         """What `take_pages` gave, on its way back."""
         return jax.device_put(chunks, [self.placed(kind, "device")] * len(chunks))
 
-    def put_pages(self, kind: PageKind, parts: list[Part]) -> None:
-        """Rows on the device into pages of the pools."""
-        for pages, rows in put_calls(kind, parts):
-            name = put_name(kind, len(pages))
-            self.caches = self.programs.call(name, pages.shape, self.caches, rows, pages)
+    def put_pages(self, kind: PageKind, pages: list[Array], rows: list[Any]) -> None:
+        """Rows on the device into pages of the pools, both as `put_order` gave them."""
+        for to, some in put_calls(pages, rows):
+            name = put_name(kind, len(to))
+            self.caches = self.programs.call(name, to.shape, self.caches, some, to)
 
     def placed(self, kind: PageKind, memory: str) -> Any:
         """Shardings of the rows of pages in one kind of memory."""
@@ -178,12 +176,12 @@ class ModelRunner:
             one, self.host_rows[kind], is_leaf=lambda x: isinstance(x, PartitionSpec)
         )
 
-    def set_row(self, row: int, values: RowParams) -> None:
-        packed = pack((np.int32(row), values))
-        self.rows = self.programs.call("set_row", (), self.rows, packed)
+    def set_row(self, values: Packed) -> None:
+        """Set a sampler row: its number and its RowParams, packed."""
+        self.rows = self.programs.call("set_row", (), self.rows, values)
 
-    def set_seen(self, row: int, in_prompt: np.ndarray, counts: np.ndarray) -> None:
-        self.rows = self.programs.call("set_seen", (), self.rows, np.int32(row), in_prompt, counts)
+    def set_seen(self, row: Array, in_prompt: Array, counts: Array) -> None:
+        self.rows = self.programs.call("set_seen", (), self.rows, row, in_prompt, counts)
 
     def wait(self) -> None:
         """Until the device has done all that was dispatched to the caches, packing included."""

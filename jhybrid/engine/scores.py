@@ -20,17 +20,24 @@ def token_logprob(
     return TokenLogprob(int(token), float(own), tuple((int(t), float(p)) for t, p in pairs))
 
 
-def prompt_targets(pieces: list[Piece], rows: int) -> tuple[Scored, Int32[np.ndarray, " T"]]:
-    """Whose prompts are scored in a step of that many rows, and the token that follows each."""
-    asking, targets, at = [], np.zeros(rows, np.int32), 0
+def scored_pieces(pieces: list[Piece]) -> Scored:
+    """Those whose prompts are scored."""
+    asking, at = [], 0
     for piece in pieces:
         s = piece.sequence
         if s.params.prompt_logprobs is not None and not s.reported and not piece.replays:
-            following = s.tokens[piece.start + 1 : piece.end + 1]
-            targets[at : at + len(following)] = following
             asking.append((piece, at))
         at += piece.end - piece.start
-    return asking, targets
+    return asking
+
+
+def prompt_targets(scored: Scored, rows: int) -> Int32[np.ndarray, " T"]:
+    """The token that follows each, in a step of that many rows."""
+    targets = np.zeros(rows, np.int32)
+    for piece, at in scored:
+        following = piece.sequence.tokens[piece.start + 1 : piece.end + 1]
+        targets[at : at + len(following)] = following
+    return targets
 
 
 def keep_prompt_scores(piece: Piece, at: int, scores: tuple[np.ndarray, ...]) -> None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 
 from jhybrid.cache.host_store import CHUNK_ROWS
 from jhybrid.engine.engine import Engine
-from jhybrid.engine.host_moves import PUTS, ROW_SIZES, put_calls, put_sizes
+from jhybrid.engine.host_moves import PUTS, ROW_SIZES, put_calls, put_order, put_sizes
 from jhybrid.engine.host_tier import STEP_CHUNKS
 from jhybrid.engine.request import PrefixCacheOptions
 from jhybrid.models.pages import PageKind
@@ -31,7 +32,7 @@ def test_parts_are_put_once_each_in_calls_that_are_compiled(kind: PageKind, coun
         to[1:][rng.random(size - 1) < 0.3] = -1
         parts.append((to, f"rows {n}"))
     put = []
-    for targets, rows in put_calls(kind, parts):
+    for targets, rows in put_calls(*put_order(kind, parts)):
         assert targets.shape in put_sizes(kind) and len(rows) == len(targets)
         for to, row in zip(targets, rows, strict=True):
             put += [(page, row, i) for i, page in enumerate(to)]
@@ -42,7 +43,8 @@ def test_parts_are_put_once_each_in_calls_that_are_compiled(kind: PageKind, coun
 
 def test_many_whole_chunks_are_one_call() -> None:
     chunks = [(np.arange(CHUNK_ROWS[-1]), None)] * PUTS["kv"][-1]
-    assert len(list(put_calls("kv", chunks))) == 1
+    pages, rows = put_order("kv", chunks)
+    assert len(pages) == 1 and len(rows) == PUTS["kv"][-1]
 
 
 def spy(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> list[str]:
@@ -58,9 +60,9 @@ def spy(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> list[str]:
         sent.extend([f"send-{kind}"] * len(chunks))
         return to_device(kind, chunks)
 
-    def staged(batches: list[Any]) -> Any:
-        sent.append("stage")
-        return stage(batches)
+    def staged(inputs: Any) -> Any:
+        sent.extend(["stage"] if jax.tree.leaves(inputs) else [])
+        return stage(inputs)
 
     monkeypatch.setattr(runner.programs, "call", called)
     monkeypatch.setattr(runner, "stage", staged)

@@ -1,0 +1,93 @@
+"""What the programs of a planned step take from the host, made before any of them is dispatched.
+
+A program's small array that is handed over at its call waits for the programs and the transfers
+sent before, and the device idles until it is there. Sent together ahead of all of them, none does.
+Decodes are sent before even this, and bring their own.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from flax import struct
+from jax import Array
+from jaxtyping import Int32
+
+from ..cache.input_pages import InputPages
+from ..packed import Packed, pack
+from .buckets import MOVES
+from .host_tier import Pages
+from .model_runner import ModelRunner, pairs
+from .recovery import Move
+from .scheduler import Plan
+from .scores import Scored, prompt_targets
+from .step_inputs import at_position, prefill_inputs, replay_inputs, seen_tokens
+
+Moves = tuple[Int32[Array, " M"], Int32[Array, " M"]]  # sources and targets, -1 for none
+
+
+@struct.dataclass
+class StepInputs:
+    """Arguments of the runner's calls, in numpy and, once staged, on the device; a list has one
+    entry for each call. N sequences in T packed tokens."""
+
+    copies: list[Packed]
+    loads: list[Pages]
+    restores: list[Moves]
+    replays: list[Packed]
+    prefill: Packed | None
+    rows: list[Packed]
+    seen: list[tuple[Array, Array, Array]]
+    draws: Int32[Array, " N"] | None  # the row of each sequence, -1 for none
+    targets: Int32[Array, " T"] | None
+    late_restores: list[Moves]
+
+
+def step_inputs(
+    runner: ModelRunner,
+    plan: Plan,
+    inputs: InputPages | None,
+    *,
+    loads: list[Pages],
+    scored: Scored,
+) -> StepInputs:
+    """`loads`: the pages that come from host memory go to. `scored`: as `scored_pieces` says."""
+    prefill: Any = None
+    draws: Any = None
+    targets: Any = None
+    if plan.pieces:
+        batch, rows = prefill_inputs(runner, plan.pieces, inputs)
+        prefill = pack(batch)
+        draws = rows if any(piece.draws for piece in plan.pieces) else None
+        targets = prompt_targets(scored, batch.token_ids.size) if scored else None
+    replays = list[Packed]()
+    if plan.replays:
+        assert inputs is not None
+        replays += map(pack, replay_inputs(runner, plan.replays, inputs))
+    seen: list[Any] = [
+        (np.int32(s.row), *seen_tokens(s, runner.vocab)) for s in plan.admitted if s.has_penalties
+    ]
+    return StepInputs(
+        copies=_copies(plan, runner.buckets.decode[-1]),
+        loads=loads,
+        restores=_moves(plan.restores),
+        replays=replays,
+        prefill=prefill,
+        rows=[pack((np.int32(s.row), at_position(s))) for s in plan.admitted],
+        seen=seen,
+        draws=draws,
+        targets=targets,
+        late_restores=_moves(plan.late_restores),
+    )
+
+
+def _copies(plan: Plan, width: int) -> list[Packed]:
+    """Of KV pages and of pages of group inputs, of which there are not more."""
+    both = plan.page_copies, plan.input_copies
+    starts = range(0, len(plan.page_copies), width)
+    return [pack([pairs(c[start : start + width], width) for c in both]) for start in starts]
+
+
+def _moves(moves: list[Move]) -> list[Any]:
+    return [pairs(moves[start : start + MOVES], MOVES) for start in range(0, len(moves), MOVES)]
