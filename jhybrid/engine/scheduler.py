@@ -91,8 +91,9 @@ class Scheduler:
 
     @property
     def decoding(self) -> bool:
-        """Whether some request is past its prompt."""
-        return any(s.pending or s.generated for s in self.running)
+        """Whether some draw is on the device, behind which a request decodes. One that comes back
+        after a preemption has generated tokens and none: it waits for its KV as a prompt does."""
+        return any(s.pending for s in self.running)
 
     def schedule(self, *, kv_arrives: bool = False) -> Plan:
         """`kv_arrives`: before any piece runs, KV that is on its way will be in its pages."""

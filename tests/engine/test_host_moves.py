@@ -155,3 +155,33 @@ def test_a_request_that_ends_before_all_was_sent_leaves_nothing(engine: Engine) 
     while engine.has_work():
         engine.step()
     assert_idle(engine)
+
+
+def test_a_preempted_request_gets_its_kv_when_all_others_have_ended(engine: Engine) -> None:
+    """It has generated tokens, and still nothing decodes: the rest of its KV must be sent."""
+    trunk = trunk_on_host(engine, 4)
+    prompt, options = trunk, PrefixCacheOptions("dense")
+    engine.add(request("talking", trunk[::-1][:20], max_tokens=40))
+    engine.step()
+    engine.add(request("back", prompt, max_tokens=8, prefix_cache=options))
+    answer = list[int]()
+
+    def step() -> None:
+        for update in engine.step():
+            if update.request_id == "back":
+                answer.extend(update.token_ids)
+
+    while len(answer) < 3:
+        step()
+    back = engine.scheduler.running[-1]
+    engine.scheduler._preempt(back)
+    engine.cache.offload()
+    while back not in engine.scheduler.running:
+        step()
+    assert engine.host.arriving == 1
+    engine.abort("talking")
+    for _ in range(20):
+        step()
+    assert not engine.has_work()
+    assert_greedy(prompt, answer)
+    assert_idle(engine)
