@@ -35,13 +35,25 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add_engine_arguments(parser)
     server = parser.add_argument_group("server")
     server.add_argument("--host", default="127.0.0.1")
-    server.add_argument("--port", type=int, default=8000, help="0 picks a free one")
-    server.add_argument("--api-key", help="clients must send it as a bearer token")
+    server.add_argument("--port", type=_port, default=8000, help="0 picks a free one")
+    server.add_argument("--api-key", type=_key, help="clients must send it as a bearer token")
     server.add_argument("--served-model-name", metavar="NAME", help="name in the API")
     server.add_argument(
         "--log-level", default="info", choices=("debug", "info", "warning", "error", "critical")
     )
     return parser.parse_args(argv)
+
+
+def _port(text: str) -> int:
+    if not (text.isdecimal() and int(text) < 1 << 16):
+        raise argparse.ArgumentTypeError(f"expected a port from 0 to 65535, got {text!r}")
+    return int(text)
+
+
+def _key(text: str) -> str:
+    if not text.strip():  # of a variable that is not set, say: no client could send it
+        raise argparse.ArgumentTypeError(f"expected a key, got {text!r}")
+    return text
 
 
 def build_engine(args: argparse.Namespace) -> EngineProtocol:

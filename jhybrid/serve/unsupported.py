@@ -55,7 +55,12 @@ OF_CHAT: Unsupported = {
 def refuse_unsupported(body: Mapping[str, Any], unsupported: Unsupported) -> None:
     """A 400 for the first field whose value asks for something that is not done."""
     for name, value in body.items():
-        if name in unsupported and value is not None and value not in unsupported[name]:
+        if name in unsupported and value is not None and not _same(value, unsupported[name]):
             known = " or ".join(["null", *map(shown, unsupported[name])])
             message = f"{name}: is not supported here, expected {known}, got {shown(value)}"
             raise invalid(message, name, code="unsupported_parameter")
+
+
+def _same(value: Any, known: tuple[Any, ...]) -> bool:
+    """Whether it is one of them; for Python `True` is `1`, for JSON it is not."""
+    return any(value == x and isinstance(value, bool) == isinstance(x, bool) for x in known)

@@ -144,6 +144,7 @@ def test_nested_field(server, body, param):
         ("max_tokens", "8193", "invalid_value"),
         ("max_tokens", "1000000000000", "invalid_value"),
         ("best_of", "3", "unsupported_parameter"),
+        ("length_penalty", "true", "unsupported_parameter"),
         ("best_of", '"3"', "invalid_type"),
         ("suffix", '" end"', "unsupported_parameter"),
         ("response_format", '{"type": "json_object"}', "unsupported_parameter"),
