@@ -23,9 +23,7 @@ class DecodeTuning:
     value_block: int = 32
     warps: int = 4
     blocks: int = 1  # value blocks of a program, each read while the one before is worked on
-    evict_first: bool = (
-        False  # of cached lines: states are larger than the cache and read once a step
-    )
+    evict_first: bool = False  # of cached lines: states are read once a step and fill the cache
 
     @classmethod
     def default(cls, batch: int, heads: int) -> DecodeTuning:
