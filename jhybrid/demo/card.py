@@ -123,17 +123,22 @@ def write_card(folder: Path) -> None:
 def card(config: dict[str, Any], log: list[dict[str, Any]]) -> str:
     """The card's text from config.json and the records of the training log."""
     start = next(r for r in log if r["kind"] == "start")
-    steps = [r for r in log if r["kind"] == "step"]
+    trainings = _trainings(log)
+    steps = [r for training in trainings for r in training]
     result: dict[str, Any] = {}  # of a measurement made twice, the later
     for record in log:
         result |= record if record["kind"] == "evaluation" else {}
     low, high = start["trial_bytes"]
     kind = _kind(config)
     shape = f"{start['parameters'] / 1e6:.2f} M parameters; {kind.pop('shape')}."
+    tokens, count, seconds = (
+        sum(training[-1][name] for training in trainings) for name in ("tokens", "step", "seconds")
+    )
+    again = " In two goes: `--start-from`, for the phase `refined`." if trainings[1:] else ""
     training = (
-        f"{steps[-1]['tokens'] / 1e6:.0f} M bytes in {steps[-1]['step']:,} steps and "
-        f"{steps[-1]['seconds']:.0f} seconds on {start['device']} (JAX {start['jax']}), preset "
-        f"`{start['preset']}`, seed {start['seed']}. AdamW; decay gates at a tenth of the rate."
+        f"{tokens / 1e6:.0f} M bytes in {count:,} steps and {seconds:.0f} seconds on "
+        f"{start['device']} (JAX {start['jax']}), preset `{start['preset']}`, seed "
+        f"{start['seed']}. AdamW; decay gates at a tenth of the rate.{again}"
     )
     recall = {k.removeprefix("recall_"): v for k, v in result.items() if k.startswith("recall_")}
     return TEXT.format(
@@ -155,6 +160,17 @@ def card(config: dict[str, Any], log: list[dict[str, Any]]) -> str:
         temperature=TEMPERATURE,
         samples=_samples(result.get("samples")),
     )
+
+
+def _trainings(log: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+    """The steps of each: one that went on from another's weights has that one's before its own."""
+    found: list[list[dict[str, Any]]] = []
+    for record in log:
+        if record["kind"] == "start":
+            found.append([])
+        elif record["kind"] == "step":
+            found[-1].append(record)
+    return [steps for steps in found if steps]
 
 
 def _kind(config: dict[str, Any]) -> dict[str, str]:

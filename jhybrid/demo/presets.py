@@ -30,6 +30,7 @@ class Preset:
     architecture: Architecture
     tokens_per_batch: Mapping[int, int]
     phases: tuple[Phase, ...]
+    refined: Phase  # of a training that goes on from another's weights
     peak_lr: float = 2e-3
     final_lr: float = 2e-5
     hold_until: float = 0.45  # fraction of the time at peak_lr; cosine to final_lr after it
@@ -52,9 +53,9 @@ class Preset:
         return list(dict.fromkeys(length for phase in self.phases for length in phase.lengths))
 
     def continued(self) -> Preset:
-        """To go on with a trained model: the last phase alone, from half the peak rate."""
+        """To go on with a trained model: one phase more, from half the peak rate."""
         return replace(
-            self, phases=self.phases[-1:], peak_lr=self.peak_lr / 2, hold_until=self.hold_until / 2
+            self, phases=(self.refined,), peak_lr=self.peak_lr / 2, hold_until=self.hold_until / 2
         )
 
     def phase_at(self, fraction: float) -> Phase:
@@ -122,6 +123,22 @@ PHASES = (
     Phase("mixed", 1.0, {4096: 0.40, 2048: 0.35, 1024: 0.20, 512: 0.05}, MIX),
 )
 
+# What comes last in training: counting over a whole context, where recall has long been perfect.
+REFINED = Phase(
+    "refined",
+    1.0,
+    {4096: 0.55, 2048: 0.25, 1024: 0.15, 512: 0.05},
+    {
+        **MIX,
+        "needles": 0.12,
+        "variables": 0.04,
+        "induction": 0.01,
+        "registers": 0.03,
+        "frequent_words": 0.06,
+        "common_words": 0.23,
+    },
+)
+
 GDN = GatedDeltaNet(
     pattern="LLLFLLLF",
     hidden=256,
@@ -158,23 +175,20 @@ TINY_KDA = replace(
 
 def _full(architecture: Architecture) -> Preset:
     tokens = {256: 16384, 512: 16384, 1024: 16384, 2048: 32768, 4096: 32768}
-    return Preset(architecture, tokens, PHASES)
+    return Preset(architecture, tokens, PHASES, REFINED)
 
 
 def _tiny(architecture: Architecture) -> Preset:
     """A minute on a laptop's processor: shows that everything works, learns little."""
+    mix = {"stories": 0.4, "dialogue": 0.2, "recall": 0.2, "writes": 0.2}
     return Preset(
         architecture,
         tokens_per_batch={128: 2048, 256: 2048},
         phases=(
             Phase("128", 0.6, {128: 1.0}, {"stories": 0.4, "induction": 0.4, "recall": 0.2}),
-            Phase(
-                "256",
-                1.0,
-                {256: 1.0},
-                {"stories": 0.4, "dialogue": 0.2, "recall": 0.2, "writes": 0.2},
-            ),
+            Phase("256", 1.0, {256: 1.0}, mix),
         ),
+        refined=Phase("refined", 1.0, {256: 1.0}, mix),
         warmup_steps=20,
         ahead=6,
         log_every=20,

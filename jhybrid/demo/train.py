@@ -55,6 +55,13 @@ IN_FLIGHT = 8  # steps handed to the device and not waited for: keeps the clock 
 COMPILERS = 3
 
 
+LOG = "train_log.jsonl"
+
+
+def read_log(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / LOG).read_text().splitlines()]
+
+
 class Log:
     """train_log.jsonl: one record a line, on disk as soon as written."""
 
@@ -226,8 +233,9 @@ def main(arguments: list[str] | None = None) -> None:
         for done, run in enumerate(runs):
             run.wait()
             seconds = total.left / (len(runs) - done)
+            earlier = [] if start is None else read_log(start / run.name)
             out = args.out / run.name
-            _train_and_measure(run, pool, out, seconds, args.seed, args.corpus, sheets)
+            _train_and_measure(run, pool, out, seconds, args.seed, args.corpus, sheets, earlier)
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
         compilers.shutdown(wait=False, cancel_futures=True)
@@ -252,10 +260,14 @@ def _train_and_measure(
     seed: int,
     corpus: Path,
     sheets: Sheets,
+    earlier: list[dict[str, Any]],
 ) -> None:
     clock, preset = Clock(seconds, run.preset.eval_seconds), run.preset
     write_tokenizer(out)
-    log = Log(out / "train_log.jsonl")
+    log = Log(out / LOG)
+    for record in earlier:  # that its weights came from, without what was measured of them
+        if record["kind"] != "evaluation":
+            log.write(record)
     start = {
         "kind": "start",
         "preset": run.name,
