@@ -1,4 +1,4 @@
-"""Suite `profile`: where the device time of one prefill or decode step goes, kernel by kernel.
+"""Suite `profile`: where the device time of one prefill, decode step or replay goes, by kernel.
 
 Steps are run bare (no scheduler), under JAX's profiler; kernels of one name are added up. A decode
 step includes the draw of its tokens.
@@ -23,7 +23,7 @@ import numpy as np
 from jhybrid.config import require
 from jhybrid.engine.arguments import add_engine_arguments
 from jhybrid.engine.build import create_engine, engine_config
-from jhybrid.engine.empty_batches import empty_decode, empty_prefill
+from jhybrid.engine.empty_batches import empty_decode, empty_prefill, empty_replay
 from jhybrid.engine.model_runner import ModelRunner
 from jhybrid.engine.programs import Call as ProgramCall
 from jhybrid.engine.sampler import SampleMode
@@ -34,12 +34,12 @@ from .results import Result, ResultsFile
 
 REPEAT = 5
 GREEDY = SampleMode.GREEDY
-FORMS = "prefill:TOKENS[:CONTEXT] or decode:BATCH[:CONTEXT]"
+FORMS = "prefill:TOKENS[:CONTEXT], decode:BATCH[:CONTEXT] or replay:TOKENS"
 
 
 @dataclass(frozen=True)
 class Step:
-    """`prefill:TOKENS[:CONTEXT]` or `decode:BATCH[:CONTEXT]`; CONTEXT tokens are in the cache."""
+    """One of FORMS; CONTEXT tokens are in the cache, and a replay's group inputs."""
 
     kind: str
     size: int
@@ -48,7 +48,8 @@ class Step:
     @classmethod
     def parse(cls, text: str) -> Step:
         kind, *numbers = text.split(":")
-        known = kind in ("prefill", "decode") and 1 <= len(numbers) <= 2
+        most = {"prefill": 2, "decode": 2, "replay": 1}.get(kind, 0)
+        known = 1 <= len(numbers) <= most
         require(known, "steps", text, FORMS)
         return cls(kind, int(numbers[0]), int(numbers[1]) if len(numbers) == 2 else 0)
 
@@ -100,6 +101,8 @@ class Call:
 
 def make_call(runner: ModelRunner, step: Step) -> Call:
     """The step on pages and slots that nobody else uses, all sequences of one length."""
+    if step.kind == "replay":
+        return _replay_call(runner, step.size)
     page_size, pages = runner.page_size, runner.caches.keys.shape[0]
     sequences, new = (1, step.size) if step.kind == "prefill" else (step.size, 1)
     needed = -(-(step.context + new) // page_size)
@@ -107,6 +110,28 @@ def make_call(runner: ModelRunner, step: Step) -> Call:
     require(fits, "steps", str(step), f"{pages} pages and a table of {runner.buckets.pages}")
     tables = np.arange(sequences * needed, dtype=np.int32).reshape(sequences, needed)
     return (_prefill_call if step.kind == "prefill" else _decode_call)(runner, step, tables)
+
+
+def _replay_call(runner: ModelRunner, tokens: int) -> Call:
+    """One call, be it a bucket or not."""
+    pages = runner.caches.group_inputs
+    require(pages is not None, "group_inputs", None, "pages of group inputs, for a replay")
+    assert pages is not None
+    room = pages.rows.shape[0] * runner.page_size
+    require(tokens <= room, "steps", f"replay:{tokens}", f"at most {room} tokens of group inputs")
+    batch: Any = empty_replay(runner, tokens)
+    rng = np.random.default_rng(0)
+    batch.token_ids[:] = rng.integers(0, min(256, runner.vocab), tokens)
+    batch.input_slots[:] = np.arange(tokens)
+    batch.segments.cu[1:] = tokens
+    batch.segments.store[0] = 0
+    packed = pack(batch)
+
+    def run() -> Any:
+        runner.replay(packed)
+        return runner.caches.conv
+
+    return Call([("replay", (tokens,), (runner.params, runner.caches, packed))], run)
 
 
 def _prefill_call(runner: ModelRunner, step: Step, tables: np.ndarray) -> Call:
@@ -146,19 +171,27 @@ def _decode_call(runner: ModelRunner, step: Step, tables: np.ndarray) -> Call:
 def median_seconds(call: Call) -> float:
     """Host time a step when several are in flight, as the engine keeps them."""
     spans = []
-    jax.block_until_ready(call.run())
+    _run(call, 1)
     for _ in range(REPEAT):
         begin = time.perf_counter()
-        jax.block_until_ready([call.run() for _ in range(4)])
+        _run(call, 4)
         spans.append((time.perf_counter() - begin) / 4)
     return statistics.median(spans)
+
+
+def _run(call: Call, times: int) -> None:
+    """One behind the other, and done; a call may take over what the one before returned."""
+    out = None
+    for _ in range(times):
+        out = call.run()
+    jax.block_until_ready(out)
 
 
 def profile(call: Call) -> dict[str, tuple[float, float]]:
     """Device seconds and launches of each kernel, for one step."""
     with tempfile.TemporaryDirectory() as folder:
         with jax.profiler.trace(folder):
-            jax.block_until_ready([call.run() for _ in range(REPEAT)])
+            _run(call, REPEAT)
         return read_trace(next(Path(folder).rglob("*.xplane.pb")))
 
 

@@ -19,7 +19,7 @@ from .paged_attention import (
     ragged_paged_attention,
     write_pages,
 )
-from .ragged import CONTINUE, NO_SLOT, Segments
+from .ragged import CONTINUE, NO_SLOT, Part, Segments
 from .ragged_pack import PackedStates, pack_states, row_positions, unpack_states
 from .rotary import rotate, rotate_and_write
 from .skinny_matmul import Product, skinny_matmul, skinny_matmuls
@@ -31,6 +31,7 @@ __all__ = [
     "Activation",
     "Gates",
     "PackedStates",
+    "Part",
     "Product",
     "Segments",
     "chunk_gated_delta_rule",

@@ -32,6 +32,17 @@ class Segments(NamedTuple):
     store: Int32[Array, " G"]
 
 
+class Part(NamedTuple):
+    """Where a result goes: to rows `first` and on of an array of `size` rows.
+
+    The other rows are those of `others`, or hold anything where it is None.
+    """
+
+    size: int
+    first: int | Array
+    others: Array | None
+
+
 class Tiles(NamedTuple):
     """Packed tokens regrouped into tiles of C tokens, none of which crosses a segment."""
 
@@ -40,6 +51,14 @@ class Tiles(NamedTuple):
     segment: Int32[Array, " N"]
     first: Bool[Array, " N"]  # the tile starts its segment
     cell_of_token: Int32[Array, " T"]  # flat cell (tile * C + row) of each packed token
+
+
+def put_part(x: Array, part: Part) -> Array:
+    """x [T, ...] in its place among `part.size` rows."""
+    others = part.others
+    if others is None:
+        others = jnp.zeros((part.size, *x.shape[1:]), x.dtype)
+    return jax.lax.dynamic_update_slice_in_dim(others, x, part.first, 0)
 
 
 def owner(cu: Int32[Array, " G1"], size: int) -> Int32[Array, " T"]:

@@ -8,7 +8,8 @@ MOVES = 8  # states that one call packs or restores
 LONG_STEP = 8192  # tokens of a prefill; beyond, padding costs more than another program
 MAX_REPLAYS = 4  # sequences of which one call replays group inputs
 SHORT = 32  # rows whose products run as fast as those of a decode step (see skinny_matmul)
-REPLAY_CALL = 64  # tokens whose replay takes as long as one more call does beside its tokens
+REPLAY_CALL = 128  # tokens whose replay takes as long as one more call does beside its tokens
+LONGEST_REPLAY = 1792  # tokens of one call: those of Qwen3.6-27B hold 2.9 GB until it is done
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,7 @@ class Buckets:
 
     def replay_calls(self, tokens: int) -> tuple[int, ...]:
         """Buckets that hold so many tokens together. A replay is bound by arithmetic from some 200
-        tokens on, so that padding costs what tokens cost: a few exact calls beat a padded one."""
+        tokens on, so that padding costs what tokens cost, and a call costs its weights' bytes."""
         if tokens <= self.replay_tokens[0]:
             return self.replay_tokens[:1]
         largest = max(size for size in self.replay_tokens if size <= tokens)
@@ -52,9 +53,16 @@ def make_buckets(
     # From two up: for a single row XLA copies whole pools to update one slot (see
     # pallas_kernels.ragged), and the embedding to float32 to multiply by it.
     sequences = _powers(2, max(2, min(max_running, 16)), 8)
-    replays = _powers(min(64, max_prefill_tokens), min(1024, max_prefill_tokens), 4)
+    replays = _replay_sizes(min(LONGEST_REPLAY, max_prefill_tokens))
     decode = _powers(2, max(2, max_running), 4)
     return Buckets(tokens, sequences, replays, decode, checkpoint_interval, pages)
+
+
+def _replay_sizes(most: int) -> tuple[int, ...]:
+    """Powers of two and, from 256 on, three sizes between each and the next; and `most` itself."""
+    octaves = [256 << n for n in range((most // 256).bit_length())]
+    sizes = (64, 128, *(octave // 4 * n for octave in octaves for n in (4, 5, 6, 7)))
+    return (*(size for size in sizes if size < most), most)
 
 
 def _powers(low: int, high: int, factor: int) -> tuple[int, ...]:

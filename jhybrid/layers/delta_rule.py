@@ -15,6 +15,7 @@ from jaxtyping import Float
 from pallas_kernels import (
     Activation,
     Gates,
+    Part,
     decode_causal_conv1d,
     decode_gated_delta_rule,
     dense_causal_conv1d,
@@ -33,7 +34,7 @@ FORGET = -60.0  # a log-decay that leaves nothing of a state in float32
 class RuleInputs(NamedTuple):
     """What the recurrence of one layer reads; W is the config's `conv_width`."""
 
-    qkv: Float[Array, "*B Hk W"]
+    qkv: Float[Array, "*N Hk W"]
     gates: Gates
 
 
@@ -43,15 +44,18 @@ def convolve(
     caches: Caches | None,
     layer: int | Array,
     batch: Batch | ReplayBatch,
-) -> tuple[Float[Array, "*B Hk W"], Caches | None]:
+    into: Part | None = None,
+) -> tuple[Float[Array, "*N Hk W"], Caches | None]:
     """Short convolution with silu of the first W channels of every key head, windows carried as
-    the batch asks."""
+    the batch asks. Packed tokens may go `into` an array of several layers'."""
     match batch:
         case DenseBatch():
             return dense_causal_conv1d(x, conv_weight), caches
         case PrefillBatch() | ReplayBatch():
             assert caches is not None
-            y, pool = ragged_causal_conv1d(x, conv_weight, caches.conv, layer, batch.segments)
+            y, pool = ragged_causal_conv1d(
+                x, conv_weight, caches.conv, layer, batch.segments, into=into
+            )
         case DecodeBatch():
             assert caches is not None
             y, pool = decode_causal_conv1d(x, conv_weight, caches.conv, layer, batch.state_slots)

@@ -16,7 +16,7 @@ from flax import struct
 from jax import Array
 from jaxtyping import Float
 
-from pallas_kernels import Gates, gated_rms_norm
+from pallas_kernels import Gates, Part, gated_rms_norm
 from pallas_kernels.precision import working_dtype
 
 from ..batch import Batch, Caches, ReplayBatch
@@ -82,6 +82,7 @@ def gated_delta_net_inputs(
     layer: int | Array,
     batch: Batch | ReplayBatch,
     config: LinearAttentionConfig,
+    into: Part | None = None,
 ) -> tuple[RuleInputs, Float[Array, "*B Hk X"], Caches | None]:
     """What the recurrence reads, and the projection whose last channels are the output gate z,
     which waits for the recurrence's result."""
@@ -90,20 +91,21 @@ def gated_delta_net_inputs(
     beta, decay = (y.reshape(*x.shape[:-1], -1) for y in (beta, decay))
     gates = Gates(decay, beta, params.A_log.reshape(-1), params.dt_bias.reshape(-1))
 
-    qkv, caches = convolve(mixed, params.conv, caches, layer, batch)
+    qkv, caches = convolve(mixed, params.conv, caches, layer, batch, into)
     return RuleInputs(qkv, gates), mixed, caches
 
 
 def gated_delta_net_output(
     params: GatedDeltaNetParams,
-    o: Float[Array, "*B H V"],
+    o: Float[Array, "*N H V"],
     mixed: Float[Array, "*B Hk X"],
     config: LinearAttentionConfig,
     residual: Float[Array, "*B D"] | None = None,
+    start: int | Array | None = None,
 ) -> Float[Array, "*B D"]:
     """The recurrence's result normalised, gated and projected back to the model's width, plus the
     residual."""
     norm = (params.norm, mixed, config.conv_width, config.norm_eps)
-    o = gated_rms_norm(o, *norm, jax.nn.silu, mixed.dtype)
+    o = gated_rms_norm(o, *norm, jax.nn.silu, mixed.dtype, start)
     o = o.reshape(*mixed.shape[:-1], config.group, config.value_dim)
     return reduce_project(o, params.out, residual)

@@ -17,7 +17,7 @@ from flax import struct
 from jax import Array
 from jaxtyping import Float
 
-from pallas_kernels import Gates, gated_rms_norm
+from pallas_kernels import Gates, Part, gated_rms_norm
 from pallas_kernels.precision import working_dtype
 
 from ..batch import Batch, Caches, ReplayBatch
@@ -106,6 +106,7 @@ def kimi_delta_attention_inputs(
     layer: int | Array,
     batch: Batch | ReplayBatch,
     config: LinearAttentionConfig,
+    into: Part | None = None,
 ) -> tuple[RuleInputs, Caches | None]:
     """What the recurrence reads."""
     work = working_dtype(x)
@@ -117,21 +118,23 @@ def kimi_delta_attention_inputs(
     )
     z = project(inner, params.decay_up, dtype=work)  # [..., H, K]
     gates = Gates(z, beta, params.A_log, params.dt_bias)
-    qkv, caches = convolve(mixed, params.conv, caches, layer, batch)
+    qkv, caches = convolve(mixed, params.conv, caches, layer, batch, into)
     return RuleInputs(qkv, gates), caches
 
 
 def kimi_delta_attention_output(
     params: KimiDeltaAttentionParams,
-    o: Float[Array, "*B H V"],
+    o: Float[Array, "*N H V"],
     x: Float[Array, "*B D"] | Normed,
     config: LinearAttentionConfig,
     residual: Float[Array, "*B D"] | None = None,
+    start: int | Array | None = None,
 ) -> Float[Array, "*B D"]:
     """The recurrence's result normalised, gated by the mixer's input x and projected back, plus the
     residual."""
     work = working_dtype(x)
     inner = x if params.gate_down is None else project(x, params.gate_down)
     gate = project(inner, params.gate_up, dtype=work)  # [..., H, V]
-    o = gated_rms_norm(o, params.norm, gate, 0, config.norm_eps, jax.nn.sigmoid, x.dtype)
+    norm = (params.norm, gate, 0, config.norm_eps)
+    o = gated_rms_norm(o, *norm, jax.nn.sigmoid, x.dtype, start)
     return reduce_project(o, params.out, residual)

@@ -19,7 +19,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -31,6 +31,7 @@ from pallas_kernels import (
     NO_SLOT,
     Activation,
     Gates,
+    Part,
     Segments,
     ragged_gated_delta_rule,
     suffix_replay,
@@ -55,15 +56,20 @@ from .groups import Group
 from .hybrid import embed, feed_forward
 from .specs import LayerParams, LinearMixer, ModelParams
 
-T = TypeVar("T")
+Stream = tuple[Group, Float[Array, "T D"]]
 
 
-class _Pending(NamedTuple):
-    """A group whose layer waits for the recurrence: stream, output gate (KDA: its input)."""
+class _Waiting(NamedTuple):
+    """Layers that wait for the recurrence.
 
-    group: Group
-    x: Float[Array, "T D"]
-    gate: Array | Normed
+    Their convolutions have written one array: the recurrence takes them as one batch, and to put
+    them together afterwards would move 2 GB for 1,024 tokens of Qwen3.6-27B.
+    """
+
+    layers: list[int]  # by their numbers among the linear layers
+    qkv: Float[Array, "G*T Hk W"]
+    gates: list[Gates]
+    output_gates: list[Array | Normed]  # KDA: the inputs of the mixers
 
 
 def replay(
@@ -74,31 +80,46 @@ def replay(
     groups: Sequence[Group],
 ) -> Caches:
     """New caches: the states and windows of `groups` after the batch's tokens, in its slots."""
-    constants = _gate_constants(params)
+    rule = _Rule(batch.segments, _gate_constants(params), gate_activation(config.linear))
     streams = [(group, _input(params, caches, batch, group)) for group in groups]
     for position in range(max(len(group.layers) for group in groups)):
-        waiting: list[_Pending] = []
-        inputs: list[RuleInputs] = []
-        for group, x in streams:
-            layer, index = params.layers[group.layers[position]], np.int32(group.linear[position])
-            found, gate, caches = _rule_inputs(layer, x, caches, index, batch, config)
-            waiting.append(_Pending(group, x, gate))
-            inputs.append(found)
-        ending = [position + 1 == len(group.layers) for group, _ in streams]
-        layers = [group.linear[position] for group, _ in streams]
-        rule = _Rule(batch.segments, constants, gate_activation(config.linear))
-        _, caches = rule(_only(ending, inputs), caches, _only(ending, layers), outputs=False)
-        going = [not ends for ends in ending]
-        outputs, caches = rule(_only(going, inputs), caches, _only(going, layers), outputs=True)
-        streams = []
-        for (group, x, gate), o in zip(_only(going, waiting), outputs, strict=True):
-            layer = params.layers[group.layers[position]]
-            streams.append((group, _rest_of_layer(layer, x, o, gate, config)))
+        ending = [stream for stream in streams if position + 1 == len(stream[0].layers)]
+        streams = [stream for stream in streams if position + 1 < len(stream[0].layers)]
+        if ending:
+            waiting, caches = _inputs_of_layers(params, caches, batch, config, ending, position)
+            caches = rule.states(waiting, caches)
+        if streams:
+            waiting, caches = _inputs_of_layers(params, caches, batch, config, streams, position)
+            o, caches = rule.outputs(waiting, caches)
+            gates, going, streams = waiting.output_gates, streams, []
+            for n, ((group, x), gate) in enumerate(zip(going, gates, strict=True)):
+                layer, start = params.layers[group.layers[position]], np.int32(n * len(x))
+                streams.append((group, _rest_of_layer(layer, x, o, start, gate, config)))
     return caches
 
 
-def _only(chosen: list[bool], items: list[T]) -> list[T]:
-    return [item for item, keep in zip(items, chosen, strict=True) if keep]
+def _inputs_of_layers(
+    params: ModelParams,
+    caches: Caches,
+    batch: ReplayBatch,
+    config: ModelConfig,
+    streams: Sequence[Stream],
+    position: int,
+) -> tuple[_Waiting, Caches]:
+    """What the recurrences of the layers at a position of their groups read."""
+    layers = [group.linear[position] for group, _ in streams]
+    tokens, qkv = batch.token_ids.shape[0], None
+    gates, output_gates = list[Gates](), list[Array | Normed]()
+    for n, (group, x) in enumerate(streams):
+        layer = params.layers[group.layers[position]]
+        numbers = np.int32(layers[n]), np.int32(n * tokens)
+        rows = len(streams) * tokens
+        found, gate, caches = _rule_inputs(layer, x, caches, numbers, qkv, batch, config, rows)
+        qkv = found.qkv
+        gates.append(found.gates)
+        output_gates.append(gate)
+    assert qkv is not None
+    return _Waiting(layers, qkv, gates, output_gates), caches
 
 
 def _input(
@@ -111,22 +132,30 @@ def _input(
     return read_group_inputs(caches.group_inputs, group.stored, batch.input_slots, dtype)
 
 
-@functools.partial(jax.jit, static_argnames="config")
+@functools.partial(jax.jit, static_argnames=("config", "rows"))
 def _rule_inputs(
     layer: LayerParams,
     x: Float[Array, "T D"],
     caches: Caches,
-    index: int | Array,
+    numbers: tuple[int | Array, int | Array],
+    before: Float[Array, "rows Hk W"] | None,
     batch: ReplayBatch,
     config: ModelConfig,
+    rows: int,
 ) -> tuple[RuleInputs, Array | Normed, Caches]:
-    """What the layer's recurrence reads; its conv windows are written already."""
+    """What the layer's recurrence reads; its conv windows are written already.
+
+    `numbers` are the layer's among the linear layers, and of the first row that is its own in an
+    array of `rows`, where `before` are those of the layers before it.
+    """
+    index, into = numbers[0], Part(rows, numbers[1], before)
     h = x if layer.norm == "post" else Normed(x, layer.mixer_norm, config.norm_eps)
+    at = (caches, index, batch, config.linear, into)
     match layer.mixer:
         case GatedDeltaNetParams() as mixer:
-            found, gate, new = gated_delta_net_inputs(mixer, h, caches, index, batch, config.linear)
+            found, gate, new = gated_delta_net_inputs(mixer, h, *at)
         case KimiDeltaAttentionParams() as mixer:
-            found, new = kimi_delta_attention_inputs(mixer, h, caches, index, batch, config.linear)
+            found, new = kimi_delta_attention_inputs(mixer, h, *at)
             gate = h
         case _:
             raise TypeError(f"a group holds linear layers only, got {type(layer.mixer).__name__}")
@@ -138,18 +167,21 @@ def _rule_inputs(
 def _rest_of_layer(
     layer: LayerParams,
     x: Float[Array, "T D"],
-    o: Float[Array, "T H V"],
+    o: Float[Array, "rows H V"],
+    start: int | Array,
     gate: Array | Normed,
     config: ModelConfig,
 ) -> Float[Array, "T D"]:
-    """The residual stream plus what the layer adds to it, its recurrence having run."""
+    """The residual stream plus what the layer adds to it, its recurrence having run; its results
+    are the rows from `start` on."""
     residual = None if layer.norm == "post" else x
     if isinstance(layer.mixer, GatedDeltaNetParams):
         assert not isinstance(gate, Normed)
-        h = gated_delta_net_output(layer.mixer, o, gate, config.linear, residual)
+        h = gated_delta_net_output(layer.mixer, o, gate, config.linear, residual, start)
     else:
         assert isinstance(layer.mixer, KimiDeltaAttentionParams)
-        h = kimi_delta_attention_output(layer.mixer, o, gate, config.linear, residual)
+        mixed = (layer.mixer, o, gate, config.linear, residual, start)
+        h = kimi_delta_attention_output(*mixed)
     x = h if residual is not None else x + rms_norm(h, layer.mixer_norm, config.norm_eps)
     return feed_forward(layer, x, x, config)
 
@@ -170,30 +202,24 @@ class _Rule(NamedTuple):
     constants: tuple[Array, Array]
     activation: Activation
 
-    def __call__(
-        self, inputs: list[RuleInputs], caches: Caches, layers: list[int], *, outputs: bool
-    ) -> tuple[list[Float[Array, "T H V"]], Caches]:
-        """Outputs of each layer (none, unless asked for), and the caches with its states."""
-        if not layers:
-            return [], caches
-        length = inputs[0].qkv.shape[0]
-        qkv = jnp.concatenate([x.qkv for x in inputs])
-        gates = Gates(
-            jnp.concatenate([x.gates.decay for x in inputs]),
-            jnp.concatenate([x.gates.beta for x in inputs]),
-            *self.constants,
-        )
-        segments, of_segment = _tile(self.segments, layers, length)
-        if not outputs:
-            pool = suffix_replay(
-                qkv, gates, caches.recurrent, of_segment, segments, activation=self.activation
-            )
-            return [], replace(caches, recurrent=pool)
-        o, pool = ragged_gated_delta_rule(
-            qkv, gates, caches.recurrent, of_segment, segments, activation=self.activation
-        )
-        each = [o[i * length : (i + 1) * length] for i in range(len(layers))]
-        return each, replace(caches, recurrent=pool)
+    def states(self, waiting: _Waiting, caches: Caches) -> Caches:
+        """The caches with the layers' states after the tokens."""
+        args, activation = self._arguments(waiting, caches)
+        return replace(caches, recurrent=suffix_replay(*args, activation=activation))
+
+    def outputs(self, waiting: _Waiting, caches: Caches) -> tuple[Float[Array, "rows H V"], Caches]:
+        """Those, and the results, layer behind layer."""
+        args, activation = self._arguments(waiting, caches)
+        o, pool = ragged_gated_delta_rule(*args, activation=activation)
+        return o, replace(caches, recurrent=pool)
+
+    def _arguments(self, waiting: _Waiting, caches: Caches) -> tuple[Any, Activation]:
+        length = waiting.qkv.shape[0] // len(waiting.layers)
+        decay = jnp.concatenate([gates.decay for gates in waiting.gates])
+        beta = jnp.concatenate([gates.beta for gates in waiting.gates])
+        gates = Gates(decay, beta, *self.constants)
+        segments, of_segment = _tile(self.segments, waiting.layers, length)
+        return (waiting.qkv, gates, caches.recurrent, of_segment, segments), self.activation
 
 
 def _tile(

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float, Int32
 
-from ..ragged import Segments
+from ..ragged import Part, Segments, put_part
 from ..triton import Implementation, use_pallas
 from . import decode, prefill, reference
 
@@ -37,17 +37,19 @@ def ragged_causal_conv1d(
     layer: int | Array,
     segments: Segments,
     *,
+    into: Part | None = None,
     implementation: Implementation | None = None,
     interpret: bool = False,
-) -> tuple[Float[Array, "T *H W"], Float[Array, "S L J1 C"]]:
+) -> tuple[Float[Array, "N *H W"], Float[Array, "S L J1 C"]]:
     """A packed ragged batch; windows (J - 1 inputs of C = H W channels) come from and go to slots
-    of the pool."""
+    of the pool. N is T, or the size of the array `into` which the results are written."""
     if _choose(implementation, x):
         y, pool = prefill.ragged_prefill(
-            *_by_head(x, weight), pool, layer, segments, interpret=interpret
+            *_by_head(x, weight), pool, layer, segments, into, interpret=interpret
         )
-        return y.reshape(x.shape[0], *weight.shape[:-1]), pool
-    return reference.ragged_causal_conv1d(x, weight, pool, layer, segments)
+        return y.reshape(y.shape[0], *weight.shape[:-1]), pool
+    y, pool = reference.ragged_causal_conv1d(x, weight, pool, layer, segments)
+    return (y if into is None else put_part(y, into)), pool
 
 
 def decode_causal_conv1d(

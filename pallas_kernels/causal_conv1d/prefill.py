@@ -16,7 +16,7 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 from jaxtyping import Int32
 
-from ..ragged import CONTINUE, NO_SLOT, Segments, chain_end
+from ..ragged import CONTINUE, NO_SLOT, Part, Segments, chain_end
 from ..triton import triton_call
 from .taps import Channels, silu_sum
 from .tuning import ConvTuning
@@ -59,7 +59,7 @@ def make_chain_tiles(segments: Segments, size: int, rows: int) -> ChainTiles:
 
 
 def _kernel(
-    layer_ref: Any,
+    place_ref: Any,
     cu_ref: Any,
     store_ref: Any,
     start_ref: Any,
@@ -70,6 +70,7 @@ def _kernel(
     x_ref: Any,
     weight_ref: Any,
     pool_ref: Any,
+    others_ref: Any,
     y_ref: Any,
     new_pool_ref: Any,
     *,
@@ -80,7 +81,7 @@ def _kernel(
     width = weight_ref.shape[2] - 1
     channels = Channels(block, tuning.channels, weight_ref)
     start, rows, chain = start_ref[tile], rows_ref[tile], chain_ref[tile]
-    layer, first = layer_ref[0], chain >= 0
+    layer, first_row, first = place_ref[0], place_ref[1], chain >= 0
     segment, slot = jnp.maximum(chain, 0), load_ref[tile]
 
     def row(token: Array, valid: Array) -> Array:
@@ -120,7 +121,7 @@ def _kernel(
         inputs = [*history, *(row(start + n, n < rows) for n in numbers)]
         for r, n in enumerate(numbers):
             y = silu_sum(inputs[r : r + width + 1], weights, interpret)
-            channels.store(y_ref, start + n, value=y, valid=n < rows)
+            channels.store(y_ref, first_row + start + n, value=y, valid=n < rows)
         return tuple(inputs[tuning.unrolled :])
 
     steps = lax.div(rows + (tuning.unrolled - 1), jnp.int32(tuning.unrolled))
@@ -133,6 +134,7 @@ def ragged_prefill(
     pool: Array,
     layer: int | Array,
     segments: Segments,
+    into: Part | None = None,
     *,
     tuning: ConvTuning | None = None,
     interpret: bool = False,
@@ -141,16 +143,18 @@ def ragged_prefill(
     tuning, heads, per_head = (tuning or ConvTuning()).cut(weight)
     tiles = make_chain_tiles(segments, x.shape[0], tuning.rows)
     windows = pool.reshape(*pool.shape[:3], heads, -1)
-    out = (x.shape[0], *weight.shape[:2])
+    into = into or Part(x.shape[0], 0, None)
+    out, others = (into.size, *weight.shape[:2]), into.others
+    others = others if others is None else others.reshape(out)
     call = triton_call(
         functools.partial(_kernel, tuning=tuning, interpret=interpret),
         "causal_conv1d_prefill",
         (heads * per_head, tiles.start.shape[0]),
         (jax.ShapeDtypeStruct(out, x.dtype), jax.ShapeDtypeStruct(windows.shape, pool.dtype)),
         warps=tuning.warps,
-        aliases={10: 1},
+        aliases={10: 1} if others is None else {10: 1, 11: 0},
         interpret=interpret,
     )
-    layers = jnp.asarray([layer], jnp.int32)
-    y, windows = call(layers, segments.cu, segments.store, *tiles, x, weight, windows)
+    place = jnp.asarray([layer, into.first], jnp.int32)
+    y, windows = call(place, segments.cu, segments.store, *tiles, x, weight, windows, others)
     return y, windows.reshape(pool.shape)

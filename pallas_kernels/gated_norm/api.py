@@ -13,13 +13,14 @@ from . import kernel, reference
 
 
 def gated_rms_norm(
-    o: Float[Array, "*T H V"],
+    o: Float[Array, "*N H V"],
     weight: Float[Array, " V"],
     gate: Float[Array, "*T Hk X"],
     first: int,
     eps: float,
     activation: Callable[[Array], Array],
     dtype: DTypeLike,
+    start: int | Array | None = None,
     *,
     implementation: Implementation | None = None,
     interpret: bool = False,
@@ -27,8 +28,8 @@ def gated_rms_norm(
     """norm(o) activation(gate) in float32, rounded to `dtype`; the norm is over V.
 
     The gates of the H / Hk heads that share a key head stand one after another in the last
-    channels of `gate`, from `first` on. The kernel takes packed tokens [T, ...]; by name, another
-    case is an error.
+    channels of `gate`, from `first` on. With `start`, o holds packed tokens [N, ...] of which T
+    from there on are taken. The kernel takes packed tokens; by name, another case is an error.
     """
     group = o.shape[-2] // gate.shape[-2]
     if gate.shape[-1] - first != group * o.shape[-1]:
@@ -36,7 +37,7 @@ def gated_rms_norm(
             f"gate has {gate.shape[-1]} channels of which {first} are not its own; expected "
             f"{group} heads of {o.shape[-1]} behind them"
         )
-    args = (o, weight, gate, first, eps, activation, dtype)
+    args = (o, weight, gate, first, eps, activation, dtype, start)
     if use_pallas(implementation):
         if kernel.supported(o, gate):
             return kernel.gated_rms_norm(*args, interpret=interpret)

@@ -26,23 +26,25 @@ def supported(o: Array, gate: Array) -> bool:
 
 
 def _kernel(
-    o_ref: Any, weight_ref: Any, gate_ref: Any, out_ref: Any,
+    start_ref: Any, o_ref: Any, weight_ref: Any, gate_ref: Any, out_ref: Any,
     *, rows: int, first: int, eps: float, activation: Callable[[Array], Array],
 ) -> None:  # fmt: skip
-    count, heads, width = o_ref.shape
+    count, heads, width = out_ref.shape
     group, head = heads // gate_ref.shape[1], pl.program_id(0)
+    begin = 0 if start_ref is None else start_ref[0]
     tokens = pl.ds(pl.program_id(1) * rows, rows)
+    tokens_of_o = pl.ds(begin + pl.program_id(1) * rows, rows)
     valid = (pl.program_id(1) * rows + iota((rows,), 0) < count)[:, None]
-    start = first + (head % group) * width
+    channel = first + (head % group) * width
     parts = power_of_two_blocks(width, 256)
 
-    def load(ref: Any, at: Any, offset: Any, size: int) -> Array:
-        part = ref.at[tokens, at, pl.ds(offset, size)]
+    def load(ref: Any, some: Any, at: Any, offset: Any, size: int) -> Array:
+        part = ref.at[some, at, pl.ds(offset, size)]
         return plt.load(part, mask=valid, other=0.0).astype(jnp.float32)
 
     # All is asked for before any of it is used.
-    o = [load(o_ref, head, *part) for part in parts]
-    gate = [load(gate_ref, head // group, start + at, size) for at, size in parts]
+    o = [load(o_ref, tokens_of_o, head, *part) for part in parts]
+    gate = [load(gate_ref, tokens, head // group, channel + at, size) for at, size in parts]
     total = functools.reduce(jnp.add, [jnp.sum(x * x, axis=1) for x in o])
     scale = lax.rsqrt(total / width + eps)[:, None]
     for (at, size), x, z in zip(parts, o, gate, strict=True):
@@ -59,17 +61,19 @@ def gated_rms_norm(
     eps: float,
     activation: Callable[[Array], Array],
     dtype: DTypeLike,
+    start: int | Array | None = None,
     *,
     interpret: bool = False,
 ) -> Array:
-    count, heads, _ = o.shape
+    count, (heads, width) = gate.shape[0], o.shape[1:]
     rows = min(MOST_ROWS, pl.next_power_of_2(count))
     call = triton_call(
         functools.partial(_kernel, rows=rows, first=first, eps=eps, activation=activation),
         "gated_rms_norm",
         (heads, pl.cdiv(count, rows)),
-        (jax.ShapeDtypeStruct(o.shape, dtype),),
+        (jax.ShapeDtypeStruct((count, heads, width), dtype),),
         warps=4 if rows > 2 else 1,
         interpret=interpret,
     )
-    return call(o, weight.astype(jnp.float32), gate)[0]
+    begin = None if start is None else jnp.asarray([start], jnp.int32)
+    return call(begin, o, weight.astype(jnp.float32), gate)[0]

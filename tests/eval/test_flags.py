@@ -44,6 +44,7 @@ def parse(suite: str, *flags: str) -> argparse.Namespace:
         ("ttft", "--ratios", "0.1,2", "numbers above 0 and up to 1"),
         ("engine-moves", "--rates", "fast", WHOLE),
         ("profile", "--steps", "prefill:8192,decode:x", "prefill:TOKENS"),
+        ("profile", "--steps", "replay:64:8", "replay:TOKENS"),
         ("kernels", "--arms", "triton", "some of pallas, auto, xla, fla, cudnn"),
         ("ruler", "--samples", "none", "whole number of at least 1"),
     ],

@@ -15,6 +15,7 @@ import pytest
 from pallas_kernels import (
     CONTINUE,
     NO_SLOT,
+    Part,
     Segments,
     decode_causal_conv1d,
     dense_causal_conv1d,
@@ -158,6 +159,28 @@ def test_channels_beside_are_not_read(implementation: str) -> None:
         assert y.shape == (size, 2, CHANNELS)
         assert_close("y", y.reshape(size, 12), expected, 1e-6)
         np.testing.assert_array_equal(after, after_flat)
+
+
+@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
+def test_results_go_into_an_array_of_several(implementation: str) -> None:
+    """Two layers behind one another: each leaves the other's rows alone, the first finds none."""
+    x = [jnp.asarray(rows(9)) for _ in range(2)]
+    pool = jnp.full((3, 2, SIZE - 1, CHANNELS), jnp.nan, jnp.float32)
+    segments = Segments(*(jnp.array(y, jnp.int32) for y in ([0, 5, 7], [NO_SLOT] * 2, [0, 1])))
+    one = compiled(ragged_causal_conv1d, implementation)
+
+    @functools.partial(jax.jit, static_argnames="size")
+    def into(x: Any, pool: Any, layer: Any, others: Any, size: int) -> Any:
+        part = Part(size, layer * 9, others)
+        how: Any = {"implementation": implementation, "interpret": implementation == "pallas"}
+        return ragged_causal_conv1d(x, jnp.asarray(WEIGHT), pool, layer, segments, into=part, **how)
+
+    y, after = into(x[1], pool, jnp.int32(1), None, size=18)
+    y, after = into(x[0], after, jnp.int32(0), y, size=18)
+    for layer in range(2):
+        expected, pool = one(x[layer], WEIGHT, pool, layer, segments)
+        np.testing.assert_array_equal(y[layer * 9 : layer * 9 + 9], expected)
+    np.testing.assert_array_equal(after, pool)
 
 
 def test_dense_takes_the_first_channels_of_heads() -> None:

@@ -42,6 +42,21 @@ def test_against_float64(implementation: Any, shape: tuple[int, ...]) -> None:
     assert_close("out", found, expected(o, weight, gate, shape[4]), 1e-6)
 
 
+@pytest.mark.parametrize("implementation", ["pallas", "xla"])
+def test_some_rows_of_a_larger_array(implementation: Any) -> None:
+    """19 tokens from the 7th on; what lies before and behind them is not read."""
+    o, weight, gate = inputs(19, 2, 2, 32, 8)
+    more = jnp.pad(o, ((7, 5), (0, 0), (0, 0)), constant_values=jnp.nan)
+    how: Any = {"implementation": implementation, "interpret": True}
+
+    @jax.jit
+    def run(start: jax.Array) -> jax.Array:
+        args = (more, weight, gate, 8, EPS, jax.nn.sigmoid, jnp.float32, start)
+        return gated_rms_norm(*args, **how)
+
+    assert_close("out", run(jnp.int32(7)), expected(o, weight, gate, 8), 1e-6)
+
+
 def test_rounds_to_the_dtype_asked_for() -> None:
     o, weight, gate = inputs(3, 1, 2, 16, 0)
     found = gated_rms_norm(o, weight, gate, 0, EPS, jax.nn.sigmoid, jnp.bfloat16)
