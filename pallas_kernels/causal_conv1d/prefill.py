@@ -140,7 +140,7 @@ def ragged_prefill(
     interpret: bool = False,
 ) -> tuple[Array, Array]:
     """`ragged_causal_conv1d` as a kernel; the pool is updated in place when donated."""
-    tuning, heads, per_head = (tuning or ConvTuning()).cut(weight)
+    tuning, heads, per_head = (tuning or ConvTuning.prefill(x.shape[0])).cut(weight)
     tiles = make_chain_tiles(segments, x.shape[0], tuning.rows)
     windows = pool.reshape(*pool.shape[:3], heads, -1)
     into = into or Part(x.shape[0], 0, None)

@@ -18,6 +18,14 @@ class ConvTuning:
     sequences: int = 1  # a program of a decode step
 
     @classmethod
+    def prefill(cls, tokens: int) -> ConvTuning:
+        """A program waits for memory once for every few rows: fewer rows and more programs, as long
+        as all of them fit on the device at once."""
+        if tokens <= 64:
+            return cls(rows=8, unrolled=8)
+        return cls(rows=32, unrolled=8) if tokens <= 2048 else cls()
+
+    @classmethod
     def decode(cls, batch: int) -> ConvTuning:
         return cls(sequences=1 if batch < 128 else 4)
 

@@ -8,7 +8,7 @@ from jaxtyping import Float, Int32
 
 from ..ragged import Segments, owner
 from ..triton import Implementation, use_pallas
-from . import decode, prefill, reference
+from . import decode, prefill, reference, short_prefill
 from .inputs import SOFTPLUS, Activation, Gates, unpack, value_dim_of
 
 
@@ -54,9 +54,9 @@ def ragged_gated_delta_rule(
     if choose_pallas(implementation, qkv, pool):
         one = gates._replace(A_log=gates.A_log[None], dt_bias=gates.dt_bias[None])
         sets, chosen = (gates, layers) if several else (one, None)
-        o, pool = prefill.ragged_prefill(
-            qkv, sets, pool, layers, chosen, segments, activation, interpret=interpret
-        )
+        short = qkv.shape[0] <= short_prefill.MOST_TOKENS
+        op = short_prefill.short_prefill if short else prefill.ragged_prefill
+        o, pool = op(qkv, sets, pool, layers, chosen, segments, activation, interpret=interpret)
         assert o is not None
         return o, pool
     if several:
