@@ -20,6 +20,7 @@ from pallas_kernels.arg_specs import (
 from pallas_kernels.gated_delta_rule.decode import decode
 from pallas_kernels.gated_delta_rule.inputs import SOFTPLUS
 from pallas_kernels.gated_delta_rule.prefill import ragged_prefill
+from pallas_kernels.gated_delta_rule.short_prefill import MOST_TOKENS, short_prefill
 from pallas_kernels.gated_delta_rule.tuning import PrefillTuning
 from pallas_kernels.grouped_matmul import grouped_matmul
 from pallas_kernels.paged_attention import api as attention
@@ -37,6 +38,18 @@ def prefill_function(shape: HeadShape, tuning: PrefillTuning | None = None) -> t
     def run(qkv: Any, gates: Any, pool: Any, layers: Any, segments: Any) -> Any:
         gates = gates._replace(A_log=gates.A_log[None], dt_bias=gates.dt_bias[None])
         return ragged_prefill(qkv, gates, pool, layers, None, segments, SOFTPLUS, tuning=tuning)
+
+    return run, avals
+
+
+def short_prefill_function(shape: HeadShape) -> tuple[Callable, Any]:
+    """The prefill of a question, from a hit's state."""
+    layers = jax.ShapeDtypeStruct((SEGMENTS,), jnp.int32)
+    avals = (*shape.inputs(MOST_TOKENS), shape.pool(SLOTS), layers, segments_shape(SEGMENTS))
+
+    def run(qkv: Any, gates: Any, pool: Any, layers: Any, segments: Any) -> Any:
+        gates = gates._replace(A_log=gates.A_log[None], dt_bias=gates.dt_bias[None])
+        return short_prefill(qkv, gates, pool, layers, None, segments, SOFTPLUS)
 
     return run, avals
 
@@ -180,6 +193,7 @@ def functions(name: str) -> Iterator[tuple[Callable, Any]]:
         return
     if name in HEAD_SHAPES:
         yield prefill_function(HEAD_SHAPES[name])
+        yield short_prefill_function(HEAD_SHAPES[name])
         yield decode_function(HEAD_SHAPES[name])
     else:
         yield attention_prefill_function(ATTENTION_SHAPES[name])

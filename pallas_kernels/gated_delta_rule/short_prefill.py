@@ -107,7 +107,7 @@ def _kernel(
 
         return state
 
-    slot, layer = load_ref[chain], layer_ref[chain]
+    slot, layer = load_ref[chain], layer_ref[jnp.minimum(chain, layer_ref.shape[0] - 1)]
     from_slot = jnp.broadcast_to(slot >= 0, (1, 1))
     state = tuple(
         plt.load(
@@ -161,7 +161,7 @@ def short_prefill(
         interpret=interpret,
     )
     o, pool = call(
-        jnp.pad(layers, (0, 1)),
+        layers,
         sets,
         segments.cu,
         jnp.pad(segments.load, (0, 1), constant_values=CONTINUE),
