@@ -8,9 +8,10 @@ the host goes on behind. What comes back is needed at different times, and one l
     a state that only becomes a checkpoint again              by nobody
 
 A transfer starts when the programs dispatched before it have run, and whatever a program gets from
-the host queues up behind the transfers sent before. So what a replay needs is sent and put in its
-place first, the pages that everything goes to before all else, with the step's other small inputs;
-then the KV is sent, and the replay is dispatched.
+the host queues up behind the transfers sent before. So what a replay needs is sent first, and is on
+its way while the host makes the step's small inputs, the pages that everything goes to among them.
+These follow, and the replay's part is put in its place; then the KV is sent, and the replay is
+dispatched.
 Where nothing decodes, all that follows is dispatched at once, and the device waits for the KV.
 Beside decodes the KV goes a few chunks a step, since their inputs take the same way, and is put in
 its pages when it has arrived.
@@ -31,6 +32,7 @@ from ..cache.host_store import Chunk, input_pieces, padded_rows
 from ..cache.offload import Load, Offload, StateLoad, StateOffload
 from ..models.pages import PageKind
 from .host_moves import Part, put_order
+from .host_spans import host_span
 from .model_runner import ModelRunner
 from .sequence import Sequence
 
@@ -46,9 +48,9 @@ class _Arriving:
     sequence: Sequence
     lease: Admission
     pages: Pages
-    inputs: list[Any]  # in host memory, as is all that is unsent
-    unsent: list[Any]  # of the KV
+    inputs: list[Any]  # sent, until they are put
     state: StateLoad | None  # until it is put, and the rows of it once they are sent
+    unsent: list[Any] = field(default_factory=list)  # of the KV
     kv: list[Any] = field(default_factory=list)
     state_rows: list[Any] = field(default_factory=list)
 
@@ -75,6 +77,7 @@ class HostTier:
     def arriving(self) -> int:
         return len(self._arriving)
 
+    @host_span("offload")
     def offload(self) -> None:
         """Dispatch the copies of all pages and states that the cache has evicted."""
         for offload in self._cache.take_offloads():
@@ -85,28 +88,31 @@ class HostTier:
                 offload.chunk.payload = self._fetch(offload)
 
     def expect(self, sequences: Iterable[Sequence]) -> list[Pages]:
-        """Take over the loads of newly admitted sequences: the pages, in numpy, that they go to."""
+        """Take over the loads of newly admitted sequences, and send what these read first: the
+        pages, in numpy, that all of it goes to."""
         for sequence in sequences:
             lease = sequence.lease
             if lease is None or not lease.loads:
                 continue
             state, pages = lease.state_load, Pages()
             pages["inputs"], inputs = put_order("inputs", _input_parts(lease.loads))
-            pages["kv"], kv = put_order("kv", _kv_parts(lease.loads))
+            inputs = self._runner.to_device("inputs", inputs)
+            item = _Arriving(sequence, lease, pages, inputs, state)
+            if state is not None and state.read:
+                self._send_state(item)
+            pages["kv"], item.unsent = put_order("kv", _kv_parts(lease.loads))
             pages["states"] = [] if state is None else [np.array([[state.slot]], np.int32)]
             lease.loads = []
-            self._expected.append(_Arriving(sequence, lease, pages, inputs, kv, state))
+            self._expected.append(item)
         return [item.pages for item in self._expected]
 
     def start(self, pages: list[Pages]) -> None:
-        """Send what those sequences read first, and put it where they read it; `pages` are those
-        of `expect`, on the device."""
+        """Put what those sequences read first where they read it; `pages` are those of `expect`,
+        on the device."""
         for item, item.pages in zip(self._expected, pages, strict=True):
             if item.state is not None and item.state.read:
-                self._send_state(item)
                 self._put_state(item)
-            inputs = self._runner.to_device("inputs", item.inputs)
-            self._runner.put_pages("inputs", item.pages["inputs"], inputs)
+            self._runner.put_pages("inputs", item.pages["inputs"], item.inputs)
             item.inputs = []
             self._arriving.append(item)
         self._expected = []
@@ -178,7 +184,8 @@ def _input_parts(loads: list[Load]) -> list[Part]:
     """The pieces of chunks with group inputs that are wanted, and their pages."""
     parts = list[Part]()
     for chunk, to in _targets(loads, [load.input_pages for load in loads]).items():
-        for piece in input_pieces(to[: chunk.rows] >= 0):
+        wanted = to[: chunk.rows] >= 0
+        for piece in input_pieces(wanted) if wanted.any() else ():
             pages = np.full(padded_rows(len(piece)), -1, np.int32)
             pages[: len(piece)] = to[piece.start : piece.stop]
             parts.append((pages, chunk.payload["inputs"][piece.start]))

@@ -30,6 +30,7 @@ from ..sharding import AXIS, REPLICATED, named_sharding
 from .buckets import MOVES, Buckets
 from .compression import Compression
 from .host_moves import put_calls, put_name
+from .host_spans import host_span
 from .programs import Programs
 from .sampler import Sampled, SampleMode, SamplerRows, init_rows
 from .step_functions import compression_functions, host_functions, step_functions
@@ -93,6 +94,7 @@ class ModelRunner:
         )
         self.programs = Programs(functions, mesh.devices.flat[0].platform)
 
+    @host_span("send arguments")
     def stage(self, inputs: Any) -> Any:
         """A pytree of numpy arrays on its way to the device. A transfer waits for every program and
         transfer that was sent before it; what is sent after it holds it up no more."""
@@ -158,7 +160,8 @@ class ModelRunner:
 
     def to_device(self, kind: PageKind, chunks: list[Any]) -> list[Any]:
         """What `take_pages` gave, on its way back."""
-        return jax.device_put(chunks, [self.placed(kind, "device")] * len(chunks))
+        with host_span(f"send {kind}"):
+            return jax.device_put(chunks, [self.placed(kind, "device")] * len(chunks))
 
     def put_pages(self, kind: PageKind, pages: list[Array], rows: list[Any]) -> None:
         """Rows on the device into pages of the pools, both as `put_order` gave them."""

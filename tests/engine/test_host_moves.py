@@ -95,7 +95,7 @@ def test_a_hit_alone_is_one_step_and_what_it_waits_for_comes_first(
     engine.step()
     phases = list(dict.fromkeys(name.removesuffix("-GREEDY") for name in sent))
     assert phases == [
-        *("stage", "send-inputs", "put-inputs", "send-kv", "send-states", "replay"),
+        *("send-inputs", "stage", "put-inputs", "send-kv", "send-states", "replay"),
         *("put-kv", "prefill", "set_row", "draw", "put-states"),
     ]
     assert sent.count("send-kv") > STEP_CHUNKS
