@@ -47,6 +47,7 @@ class Engine:
         max_context: int,
         eos: frozenset[int],
         model_name: str,
+        transfers: int,
         facts: dict[str, Any],
     ) -> None:
         self.runner, self.cache, self.tokenizer, self.config = runner, cache, tokenizer, config
@@ -65,7 +66,7 @@ class Engine:
             exact_inputs=config.group_input_dtype == "model",
         )
         self._demoter = Demoter(cache, runner)
-        self.host = HostTier(cache, runner)
+        self.host = HostTier(cache, runner, transfers)
         self._sequences: dict[str, Sequence] = {}
         self._aborted: set[str] = set()
         self._in_flight: InFlight | None = None

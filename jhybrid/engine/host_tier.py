@@ -19,6 +19,7 @@ its pages when it has arrived.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -42,35 +43,50 @@ Pages = dict[PageKind, list[Any]]  # that one sequence's loads go to, of each ca
 
 
 @dataclass(eq=False)
+class _Delivery:
+    """What one call puts: the rows of some parts, first in host memory and then in `sent`."""
+
+    kind: PageKind
+    to: int  # place of its pages among those of the kind
+    unsent: list[Any]
+    sent: list[Any] = field(default_factory=list)
+
+    def is_ready(self) -> bool:
+        return not self.unsent and all(leaf.is_ready() for leaf in jax.tree.leaves(self.sent))
+
+
+@dataclass(eq=False)
 class _Arriving:
     """What comes for a sequence admitted as `lease`, and the pages that it goes to."""
 
     sequence: Sequence
     lease: Admission
-    pages: Pages
-    inputs: list[Any]  # sent, until they are put
-    state: StateLoad | None  # until it is put, and the rows of it once they are sent
-    unsent: list[Any] = field(default_factory=list)  # of the KV
-    kv: list[Any] = field(default_factory=list)
-    state_rows: list[Any] = field(default_factory=list)
+    pages: Pages = field(default_factory=dict)
+    first: list[_Delivery] = field(default_factory=list)  # what the sequence reads before the KV
+    kv: deque[_Delivery] = field(default_factory=deque)
+    late: list[_Delivery] = field(default_factory=list)  # the state, if nobody starts from it
+    state: StateLoad | None = None  # until it is put
 
     @property
     def alive(self) -> bool:
         return self.sequence.lease is self.lease
 
-    def is_ready(self) -> bool:
-        coming = jax.tree.leaves((self.kv, self.state_rows))
-        return not self.unsent and all(leaf.is_ready() for leaf in coming)
+    def deliveries(self) -> list[_Delivery]:
+        return [*self.kv, *self.late]
 
 
 class HostTier:
-    """`overlap` False waits for each transfer where it is started (to measure what that costs)."""
+    """What is sent and not yet put takes at most `budget` bytes, or as much as one part does.
 
-    def __init__(self, cache: CacheManager, runner: ModelRunner) -> None:
-        self._cache, self._runner = cache, runner
-        self._expected: list[_Arriving] = []  # of this step: nothing of them is sent
+    `overlap` False waits for each transfer where it is started (to measure what that costs)."""
+
+    def __init__(self, cache: CacheManager, runner: ModelRunner, budget: int) -> None:
+        self._cache, self._runner, self._budget = cache, runner, budget
+        self._expected: list[_Arriving] = []  # of this step: nothing of them is put
         self._arriving: list[_Arriving] = []
         self._late: list[_Arriving] = []  # of which a state is to be put at the end of the step
+        self._in_flight = 0  # bytes
+        self._full = False  # something was not sent for want of room
         self.overlap = True
 
     @property
@@ -94,77 +110,126 @@ class HostTier:
             lease = sequence.lease
             if lease is None or not lease.loads:
                 continue
-            state, pages = lease.state_load, Pages()
-            pages["inputs"], inputs = put_order("inputs", _input_parts(lease.loads))
-            inputs = self._runner.to_device("inputs", inputs)
-            item = _Arriving(sequence, lease, pages, inputs, state)
-            if state is not None and state.read:
-                self._send_state(item)
-            pages["kv"], item.unsent = put_order("kv", _kv_parts(lease.loads))
-            pages["states"] = [] if state is None else [np.array([[state.slot]], np.int32)]
-            lease.loads = []
+            item = _Arriving(sequence, lease, state=lease.state_load)
             self._expected.append(item)
+            item.first += self._deliveries(item, "inputs", _input_parts(lease.loads))
+            if item.state is not None:
+                part = np.array([item.state.slot], np.int32), _state_rows(item.state)
+                found = self._deliveries(item, "states", [part])
+                (item.first if item.state.read else item.late).extend(found)
+            self._send_first()
+            item.kv.extend(self._deliveries(item, "kv", _kv_parts(lease.loads)))
+            lease.loads = []
         return [item.pages for item in self._expected]
 
     def start(self, pages: list[Pages]) -> None:
         """Put what those sequences read first where they read it; `pages` are those of `expect`,
         on the device."""
         for item, item.pages in zip(self._expected, pages, strict=True):
-            if item.state is not None and item.state.read:
-                self._put_state(item)
-            self._runner.put_pages("inputs", item.pages["inputs"], item.inputs)
-            item.inputs = []
+            self._put_all(item, item.first)
             self._arriving.append(item)
         self._expected = []
 
     def send(self, *, beside_decodes: bool) -> None:
-        """Send KV: all of it, or a part of it in a step that something decodes in."""
-        room = STEP_CHUNKS if beside_decodes else None
+        """Send KV: what there is room for, or less in a step that something decodes in."""
+        self._forget_dead()
+        most = STEP_CHUNKS if beside_decodes else None
         for item in self._arriving:
-            if not (item.alive and item.unsent) or room == 0:
-                continue
-            now, item.unsent = item.unsent[:room], item.unsent[room:] if room else []
-            item.kv += self._runner.to_device("kv", now)
-            if not item.unsent:
-                self._send_state(item)
-            if not self.overlap:
-                jax.block_until_ready(item.kv)
-            room = room and room - len(now)
+            for delivery in (*item.kv, *item.late):
+                sent = self._send(delivery, most)
+                if delivery.unsent:  # in order: so the oldest always has room at last
+                    return
+                most = most and most - sent if delivery.kind == "kv" else most
+                if most == 0:
+                    return
 
-    def settle(self, *, wait: bool) -> None:
-        """Put KV that has arrived into its pages; with `wait` also what was sent and has not, which
-        makes the device wait for it, but not the host."""
-        coming = []
+    def _make_room(self) -> None:
+        """Put whatever has been sent as a whole, arrived or not. What is left then is less than a
+        call puts, and another one has room."""
+        self._forget_dead()
+        for item in (*self._arriving, *self._late):
+            while item.kv and not item.kv[0].unsent:
+                self._put_all(item, [item.kv.popleft()])
+            if not any(state.unsent for state in item.late):
+                self._put_all(item, item.late)
+
+    def _forget_dead(self) -> None:
         for item in self._arriving:
             if not item.alive:
-                continue
-            if not (wait or item.is_ready()):
-                coming.append(item)
-                continue
-            self._runner.put_pages("kv", item.pages["kv"], item.kv)
-            item.sequence.kv_arrived = True
+                self._in_flight -= sum(_bytes(d.sent) for d in item.deliveries())
+        self._arriving = [item for item in self._arriving if item.alive]
+
+    def settle(self, *, wait: bool) -> None:
+        """Put what has arrived into its pages once all of a sequence has, or before when there was
+        no room for more; with `wait` everything, which makes the device wait for what has not
+        arrived, but not the host."""
+        self._forget_dead()
+        coming = []
+        for item in self._arriving:
+            early = wait or self._full or all(d.is_ready() for d in item.deliveries())
+            while early and item.kv and (wait or item.kv[0].is_ready()):
+                self._put_all(item, [item.kv.popleft()])
+                if wait:
+                    self.send(beside_decodes=False)
             if wait:
                 self._late.append(item)
+            elif item.kv or not all(state.is_ready() for state in item.late):
+                coming.append(item)
+                continue
             else:
-                self._put_state(item)
+                self._put_all(item, item.late)
+            item.sequence.kv_arrived = True
         self._arriving = coming
 
     def settle_states(self) -> None:
         """Put the states that came last: nothing in a step should have waited for them."""
         for item in self._late:
-            self._put_state(item)
+            self._put_all(item, item.late)
         self._late.clear()
 
-    def _send_state(self, item: _Arriving) -> None:
-        if item.state is not None:
-            rows = item.state.chunk.states[item.state.depth]
-            item.state_rows = self._runner.to_device("states", [rows])
+    def _send_first(self) -> None:
+        for item in self._expected:
+            for delivery in item.first:
+                self._send(delivery)
+                if delivery.unsent:
+                    return
 
-    def _put_state(self, item: _Arriving) -> None:
-        state, item.state = item.state, None
-        if state is not None:
-            self._runner.put_pages("states", item.pages["states"], item.state_rows)
-            state.arrived = True
+    def _deliveries(self, item: _Arriving, kind: PageKind, parts: list[Part]) -> list[_Delivery]:
+        """The calls that put these parts: of several parts only if two such calls are within the
+        budget."""
+        largest = max((_bytes(rows) for _, rows in parts), default=0)
+        item.pages[kind], rows = put_order(kind, parts, self._budget // max(2 * largest, 1))
+        return [_Delivery(kind, place, some) for place, some in enumerate(rows)]
+
+    def _send(self, delivery: _Delivery, most: int | None = None) -> int:
+        """Send as many of its parts as there is room for, and how many these are."""
+        now = list[Any]()
+        for rows in delivery.unsent[:most]:
+            size = _bytes(rows)
+            self._full = 0 < self._in_flight and self._in_flight + size > self._budget
+            if self._full:
+                break
+            self._in_flight += size
+            now.append(rows)
+        if now:
+            delivery.sent += self._runner.to_device(delivery.kind, now)
+            del delivery.unsent[: len(now)]
+        if not self.overlap and delivery.kind == "kv":
+            jax.block_until_ready(delivery.sent)
+        return len(now)
+
+    def _put_all(self, item: _Arriving, deliveries: list[_Delivery]) -> None:
+        for delivery in deliveries:
+            while delivery.unsent:
+                if not self._send(delivery):
+                    self._make_room()
+            pages = item.pages[delivery.kind][delivery.to]
+            self._runner.put_pages(delivery.kind, pages, delivery.sent)
+            self._in_flight -= _bytes(delivery.sent)
+            delivery.sent = []
+            if delivery.kind == "states" and item.state is not None:
+                item.state.arrived, item.state = True, None
+        deliveries.clear()
 
     def _fetch(self, offload: Offload) -> dict[str, Any]:
         """The rows of a chunk: its KV, and its group inputs by the first row of each piece."""
@@ -172,6 +237,14 @@ class HostTier:
         pages = {piece.start: offload.input_pages[piece.start : piece.stop] for piece in pieces}
         inputs = {at: self._runner.take_pages("inputs", some) for at, some in pages.items()}
         return {"kv": self._runner.take_pages("kv", offload.pages), "inputs": inputs}
+
+
+def _bytes(rows: Any) -> int:
+    return sum(leaf.nbytes for leaf in jax.tree.leaves(rows))
+
+
+def _state_rows(load: StateLoad) -> Any:
+    return load.chunk.states[load.depth]
 
 
 def _kv_parts(loads: list[Load]) -> list[Part]:
