@@ -44,10 +44,12 @@ Pages = dict[PageKind, list[Any]]  # that one sequence's loads go to, of each ca
 
 @dataclass(eq=False)
 class _Delivery:
-    """What one call puts: the rows of some parts, first in host memory and then in `sent`."""
+    """What one call puts: the rows of some parts of `size` bytes each, first in host memory and
+    then in `sent`."""
 
     kind: PageKind
     to: int  # place of its pages among those of the kind
+    size: int
     unsent: list[Any]
     sent: list[Any] = field(default_factory=list)
 
@@ -156,7 +158,7 @@ class HostTier:
     def _forget_dead(self) -> None:
         for item in self._arriving:
             if not item.alive:
-                self._in_flight -= sum(_bytes(d.sent) for d in item.deliveries())
+                self._in_flight -= sum(d.size * len(d.sent) for d in item.deliveries())
         self._arriving = [item for item in self._arriving if item.alive]
 
     def settle(self, *, wait: bool) -> None:
@@ -197,23 +199,21 @@ class HostTier:
     def _deliveries(self, item: _Arriving, kind: PageKind, parts: list[Part]) -> list[_Delivery]:
         """The calls that put these parts: of several parts only if two such calls are within the
         budget."""
-        largest = max((_bytes(rows) for _, rows in parts), default=0)
-        item.pages[kind], rows = put_order(kind, parts, self._budget // max(2 * largest, 1))
-        return [_Delivery(kind, place, some) for place, some in enumerate(rows)]
+        largest = max(parts, key=lambda part: len(part[0]), default=None)
+        size = 1 if largest is None else _bytes(largest[1])
+        item.pages[kind], rows = put_order(kind, parts, self._budget // (2 * size))
+        return [_Delivery(kind, i, _bytes(some[0]), some) for i, some in enumerate(rows)]
 
     def _send(self, delivery: _Delivery, most: int | None = None) -> int:
         """Send as many of its parts as there is room for, and how many these are."""
-        now = list[Any]()
-        for rows in delivery.unsent[:most]:
-            size = _bytes(rows)
-            self._full = 0 < self._in_flight and self._in_flight + size > self._budget
-            if self._full:
-                break
-            self._in_flight += size
-            now.append(rows)
+        wanted = delivery.unsent[:most]
+        room = (self._budget - self._in_flight) // delivery.size
+        now = wanted[: max(room, int(self._in_flight == 0))]
+        self._full = len(now) < len(wanted)
         if now:
             delivery.sent += self._runner.to_device(delivery.kind, now)
             del delivery.unsent[: len(now)]
+            self._in_flight += delivery.size * len(now)
         if not self.overlap and delivery.kind == "kv":
             jax.block_until_ready(delivery.sent)
         return len(now)
@@ -225,7 +225,7 @@ class HostTier:
                     self._make_room()
             pages = item.pages[delivery.kind][delivery.to]
             self._runner.put_pages(delivery.kind, pages, delivery.sent)
-            self._in_flight -= _bytes(delivery.sent)
+            self._in_flight -= delivery.size * len(delivery.sent)
             delivery.sent = []
             if delivery.kind == "states" and item.state is not None:
                 item.state.arrived, item.state = True, None
