@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import jax
 import numpy as np
 
 from jhybrid.config import require
@@ -36,7 +37,7 @@ from jhybrid.engine.warm_up import warm_up
 from .flags import counts, shares, texts
 from .results import Result, ResultsFile
 from .ttft_report import write_report
-from .ttft_timeline import record, show
+from .ttft_timeline import REQUEST, record, show
 
 HOST_MEMORY = 16 * 2**30  # unless given
 
@@ -121,7 +122,8 @@ def run(args: argparse.Namespace) -> None:
                     results.append(Result("ttft", label, arm.name, metric, value, "tokens", 1))
                 print(f"{label:24} {arm.name:32} {_summaries(times)[0][1]:9.2f} ms", flush=True)
                 if arm.name in args.timelines:
-                    print(show(record(case.request)), flush=True)
+                    trace = args.out / "traces" / f"{label}/{arm.name}".replace("/", "-")
+                    print(show(record(case.request, trace)), flush=True)
     write_report(args.out)
 
 
@@ -183,7 +185,8 @@ class _Case:
         prompt = self._trunk[:matched] + self._diverging(self._trunk[matched])
         engine.host.overlap = arm.overlap
         begin = time.perf_counter()
-        usage = self._generate(prompt, PrefixCacheOptions(arm.recovery, arm.ratio))
+        with jax.profiler.TraceAnnotation(REQUEST):
+            usage = self._generate(prompt, PrefixCacheOptions(arm.recovery, arm.ratio))
         seconds = time.perf_counter() - begin
         engine.host.overlap = True
         expected = (arm.recovery, 0 if arm.recovery == "off" else matched)

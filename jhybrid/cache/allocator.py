@@ -57,7 +57,9 @@ class PageAllocator:
             raise ValueError(f"number of pages must not be negative, got {n}")
         if n > len(self._free):
             return None
-        pages = [self._free.pop() for _ in range(n)]
+        rest = len(self._free) - n
+        pages = self._free[rest:][::-1]
+        del self._free[rest:]
         self._refs["running"][pages] = 1
         return pages
 

@@ -47,7 +47,8 @@ def inputs_kept(pools: CachePools, lease: Admission, start: int, end: int) -> bo
         index = np.arange(at, at + len(load.rows))
         there = load.chunk.with_inputs[load.rows.start : load.rows.stop]
         coming = there & (first <= index) & (index < last) & (load.input_pages == NONE)
-        pools.inputs.grant(load.pages[coming], held)
-        load.input_pages[coming] = pools.inputs.of(load.pages[coming])
+        if coming.any():
+            pools.inputs.grant(load.pages[coming], held)
+            load.input_pages[coming] = pools.inputs.of(load.pages[coming])
         at += len(load.rows)
     return pools.inputs.kept(lease.page_table[first:last])

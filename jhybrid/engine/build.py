@@ -193,6 +193,7 @@ def create_engine(name: str, engine: EngineConfig, *, warm_up: bool = True) -> E
         max_context=context,
         eos=_eos(model.tokenizer_folder, tokenizer),
         model_name=model.name,
+        transfers=sizes.transfers,
         facts=facts,
     )
 

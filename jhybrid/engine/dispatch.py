@@ -1,8 +1,9 @@
 """One planned step, sent to the device in the order in which the device should have it.
 
-Decodes are first: what they take from the host then waits for no transfer. All that the other
-programs take from the host comes next, in one go: it waits for none of them, nor they for it. What
-only a draw reads comes after the piece that draws, so that this starts sooner.
+Decodes are first: what they take from the host then waits for no transfer. What replays read comes
+next if it is in host memory, and is under way while the host makes all else that the programs take
+from it. This is sent in one go before any of them: it waits for none, nor they for it. What only a
+draw reads comes after the piece that draws, so that this starts sooner.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 from jax import Array
 
 from ..cache.cache_manager import CacheManager
+from .host_spans import host_span
 from .host_tier import HostTier
 from .model_runner import ModelRunner
 from .sampler import Sampled
@@ -32,6 +34,7 @@ class InFlight:
     scores: tuple[Array, ...]
 
 
+@host_span("dispatch")
 def dispatch(
     plan: Plan, runner: ModelRunner, cache: CacheManager, host: HostTier, *, alone: bool
 ) -> InFlight:
@@ -44,8 +47,9 @@ def dispatch(
         batch, rows = decode_inputs(runner, plan.decode, cache.inputs)
         sampled = runner.draw(runner.decode(rows, batch), rows, draw_mode(plan.decode))
         step.draws.append((list(plan.decode), sampled))
-    loads = host.expect(plan.admitted)
-    made = step_inputs(runner, plan, cache.inputs, loads=loads, scored=step.scored)
+    with host_span("make inputs"):
+        loads = host.expect(plan.admitted)
+        made = step_inputs(runner, plan, cache.inputs, loads=loads, scored=step.scored)
     inputs: StepInputs = runner.stage(made)
     for copies in inputs.copies:
         runner.copy_pages(copies)

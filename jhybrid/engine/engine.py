@@ -22,6 +22,7 @@ from .demoter import Demoter
 from .detokenizer import TokenBytes
 from .dispatch import InFlight, dispatch
 from .ending import push_token
+from .host_spans import host_span
 from .host_tier import HostTier
 from .metrics import EngineMetrics, RequestClock
 from .model_runner import ModelRunner
@@ -46,6 +47,7 @@ class Engine:
         max_context: int,
         eos: frozenset[int],
         model_name: str,
+        transfers: int,
         facts: dict[str, Any],
     ) -> None:
         self.runner, self.cache, self.tokenizer, self.config = runner, cache, tokenizer, config
@@ -64,7 +66,7 @@ class Engine:
             exact_inputs=config.group_input_dtype == "model",
         )
         self._demoter = Demoter(cache, runner)
-        self.host = HostTier(cache, runner)
+        self.host = HostTier(cache, runner, transfers)
         self._sequences: dict[str, Sequence] = {}
         self._aborted: set[str] = set()
         self._in_flight: InFlight | None = None
@@ -72,6 +74,7 @@ class Engine:
         self._seeds = np.random.default_rng(config.seed)
         self._compiled = runner.programs.compilations()
 
+    @host_span("add")
     def add(self, request: Request) -> None:
         name = request.request_id
         require(name not in self._sequences, "request_id", name, "an id that is not in use")
@@ -113,17 +116,20 @@ class Engine:
     def has_work(self) -> bool:
         return bool(self._sequences) or self._in_flight is not None or self.cache.demoting > 0
 
+    @host_span("step")
     def step(self) -> list[RequestUpdate]:
         self._demoter.settle()
         updates = self._abort_all()
         self.host.settle(wait=False)
         alone = not self.scheduler.decoding
-        plan = self.scheduler.schedule(kv_arrives=alone)
+        with host_span("schedule"):
+            plan = self.scheduler.schedule(kv_arrives=alone)
         self.host.offload()
         previous, self._in_flight = self._in_flight, None
         if plan:
             self._in_flight = dispatch(plan, self.runner, self.cache, self.host, alone=alone)
-            self.scheduler.dispatched(plan)
+            with host_span("tell the tree"):
+                self.scheduler.dispatched(plan)
         if previous is not None:
             updates += self._commit(previous)
         self._demoter.start()
@@ -140,6 +146,7 @@ class Engine:
         self._aborted.clear()
         return updates
 
+    @host_span("commit")
     def _commit(self, step: InFlight) -> list[RequestUpdate]:
         """Read a finished step: the only place where the host waits for the device."""
         scores = jax.device_get(step.scores)
@@ -148,9 +155,10 @@ class Engine:
         updates = []
         now = time.monotonic()
         for sequences, sampled in step.draws:
-            tokens, logprob, top, top_logprobs = jax.device_get(
-                (sampled.tokens, sampled.logprob, sampled.top_tokens, sampled.top_logprobs)
-            )
+            with host_span("wait for draws"):
+                tokens, logprob, top, top_logprobs = jax.device_get(
+                    (sampled.tokens, sampled.logprob, sampled.top_tokens, sampled.top_logprobs)
+                )
             for n, sequence in enumerate(sequences):
                 if sequence is None or sequence.finished:
                     continue
@@ -202,6 +210,7 @@ class Engine:
         text, _ = sequence.text.finish()
         return RequestUpdate(sequence.request.request_id, text=text, finish_reason=reason, **extra)
 
+    @host_span("retire")
     def _retire(self, sequence: Sequence, reason: FinishReason) -> None:
         self.scheduler.finish(sequence)
         sequence.clock.on_finish(time.monotonic(), reason)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -37,24 +35,20 @@ def put_name(kind: PageKind, parts: int) -> str:
     return f"put-{kind}" if parts == 1 else f"put-{kind}-{parts}"
 
 
-def put_order(kind: PageKind, parts: list[Part]) -> tuple[list[np.ndarray], list[Any]]:
-    """Calls of those sizes that put all parts: the pages of each [parts, rows], and the rows of all
-    parts in the order of the calls. Only the last call may have places for more than there are."""
-    most, largest = PUTS[kind][-1], ROW_SIZES[kind][-1]
+def put_order(
+    kind: PageKind, parts: list[Part], most: int
+) -> tuple[list[np.ndarray], list[list[Any]]]:
+    """Calls of those sizes, of about `most` parts at most, that put all parts: the pages of each
+    [parts, rows], and the rows of its parts. The last call may have places for more than these."""
+    most = max((count for count in PUTS[kind] if count <= most), default=PUTS[kind][0])
+    largest = ROW_SIZES[kind][-1]
     small = [part for part in parts if len(part[0]) != largest]
     whole = [part for part in parts if len(part[0]) == largest]
-    pages = [to[None] for to, _ in small]
+    pages, rows = [to[None] for to, _ in small], [[part] for _, part in small]
     for start in range(0, len(whole), most):
         some = whole[start : start + most]
         grid = np.full((bucket(PUTS[kind], len(some)), largest), -1, np.int32)
         grid[: len(some)] = [to for to, _ in some]
         pages.append(grid)
-    return pages, [rows for _, rows in small + whole]
-
-
-def put_calls(pages: list[Any], rows: list[Any]) -> Iterator[tuple[Any, list[Any]]]:
-    """Each call of `put_order`: its pages and as many parts' rows."""
-    left = iter(rows)
-    for to in pages:
-        some = list(islice(left, len(to)))
-        yield to, some + some[:1] * (len(to) - len(some))  # which go nowhere again
+        rows.append([part for _, part in some])
+    return pages, rows

@@ -8,9 +8,10 @@ the host goes on behind. What comes back is needed at different times, and one l
     a state that only becomes a checkpoint again              by nobody
 
 A transfer starts when the programs dispatched before it have run, and whatever a program gets from
-the host queues up behind the transfers sent before. So what a replay needs is sent and put in its
-place first, the pages that everything goes to before all else, with the step's other small inputs;
-then the KV is sent, and the replay is dispatched.
+the host queues up behind the transfers sent before. So what a replay needs is sent first, and is on
+its way while the host makes the step's small inputs, the pages that everything goes to among them.
+These follow, and the replay's part is put in its place; then the KV is sent, and the replay is
+dispatched.
 Where nothing decodes, all that follows is dispatched at once, and the device waits for the KV.
 Beside decodes the KV goes a few chunks a step, since their inputs take the same way, and is put in
 its pages when it has arrived.
@@ -18,6 +19,7 @@ its pages when it has arrived.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -31,6 +33,7 @@ from ..cache.host_store import Chunk, input_pieces, padded_rows
 from ..cache.offload import Load, Offload, StateLoad, StateOffload
 from ..models.pages import PageKind
 from .host_moves import Part, put_order
+from .host_spans import host_span
 from .model_runner import ModelRunner
 from .sequence import Sequence
 
@@ -40,41 +43,59 @@ Pages = dict[PageKind, list[Any]]  # that one sequence's loads go to, of each ca
 
 
 @dataclass(eq=False)
+class _Delivery:
+    """What one call puts: the rows of some parts of `size` bytes each, first in host memory and
+    then in `sent`."""
+
+    kind: PageKind
+    to: int  # place of its pages among those of the kind
+    size: int
+    unsent: list[Any]
+    sent: list[Any] = field(default_factory=list)
+
+    def is_ready(self) -> bool:
+        return not self.unsent and all(leaf.is_ready() for leaf in jax.tree.leaves(self.sent))
+
+
+@dataclass(eq=False)
 class _Arriving:
     """What comes for a sequence admitted as `lease`, and the pages that it goes to."""
 
     sequence: Sequence
     lease: Admission
-    pages: Pages
-    inputs: list[Any]  # in host memory, as is all that is unsent
-    unsent: list[Any]  # of the KV
-    state: StateLoad | None  # until it is put, and the rows of it once they are sent
-    kv: list[Any] = field(default_factory=list)
-    state_rows: list[Any] = field(default_factory=list)
+    pages: Pages = field(default_factory=dict)
+    first: list[_Delivery] = field(default_factory=list)  # what the sequence reads before the KV
+    kv: deque[_Delivery] = field(default_factory=deque)
+    late: list[_Delivery] = field(default_factory=list)  # the state, if nobody starts from it
+    state: StateLoad | None = None  # until it is put
 
     @property
     def alive(self) -> bool:
         return self.sequence.lease is self.lease
 
-    def is_ready(self) -> bool:
-        coming = jax.tree.leaves((self.kv, self.state_rows))
-        return not self.unsent and all(leaf.is_ready() for leaf in coming)
+    def deliveries(self) -> list[_Delivery]:
+        return [*self.kv, *self.late]
 
 
 class HostTier:
-    """`overlap` False waits for each transfer where it is started (to measure what that costs)."""
+    """What is sent and not yet put takes at most `budget` bytes, or as much as one part does.
 
-    def __init__(self, cache: CacheManager, runner: ModelRunner) -> None:
-        self._cache, self._runner = cache, runner
-        self._expected: list[_Arriving] = []  # of this step: nothing of them is sent
+    `overlap` False waits for each transfer where it is started (to measure what that costs)."""
+
+    def __init__(self, cache: CacheManager, runner: ModelRunner, budget: int) -> None:
+        self._cache, self._runner, self._budget = cache, runner, budget
+        self._expected: list[_Arriving] = []  # of this step: nothing of them is put
         self._arriving: list[_Arriving] = []
         self._late: list[_Arriving] = []  # of which a state is to be put at the end of the step
+        self._in_flight = 0  # bytes
+        self._full = False  # something was not sent for want of room
         self.overlap = True
 
     @property
     def arriving(self) -> int:
         return len(self._arriving)
 
+    @host_span("offload")
     def offload(self) -> None:
         """Dispatch the copies of all pages and states that the cache has evicted."""
         for offload in self._cache.take_offloads():
@@ -85,80 +106,130 @@ class HostTier:
                 offload.chunk.payload = self._fetch(offload)
 
     def expect(self, sequences: Iterable[Sequence]) -> list[Pages]:
-        """Take over the loads of newly admitted sequences: the pages, in numpy, that they go to."""
+        """Take over the loads of newly admitted sequences, and send what these read first: the
+        pages, in numpy, that all of it goes to."""
         for sequence in sequences:
             lease = sequence.lease
             if lease is None or not lease.loads:
                 continue
-            state, pages = lease.state_load, Pages()
-            pages["inputs"], inputs = put_order("inputs", _input_parts(lease.loads))
-            pages["kv"], kv = put_order("kv", _kv_parts(lease.loads))
-            pages["states"] = [] if state is None else [np.array([[state.slot]], np.int32)]
+            item = _Arriving(sequence, lease, state=lease.state_load)
+            self._expected.append(item)
+            item.first += self._deliveries(item, "inputs", _input_parts(lease.loads))
+            if item.state is not None:
+                part = np.array([item.state.slot], np.int32), _state_rows(item.state)
+                found = self._deliveries(item, "states", [part])
+                (item.first if item.state.read else item.late).extend(found)
+            self._send_first()
+            item.kv.extend(self._deliveries(item, "kv", _kv_parts(lease.loads)))
             lease.loads = []
-            self._expected.append(_Arriving(sequence, lease, pages, inputs, kv, state))
         return [item.pages for item in self._expected]
 
     def start(self, pages: list[Pages]) -> None:
-        """Send what those sequences read first, and put it where they read it; `pages` are those
-        of `expect`, on the device."""
+        """Put what those sequences read first where they read it; `pages` are those of `expect`,
+        on the device."""
         for item, item.pages in zip(self._expected, pages, strict=True):
-            if item.state is not None and item.state.read:
-                self._send_state(item)
-                self._put_state(item)
-            inputs = self._runner.to_device("inputs", item.inputs)
-            self._runner.put_pages("inputs", item.pages["inputs"], inputs)
-            item.inputs = []
+            self._put_all(item, item.first)
             self._arriving.append(item)
         self._expected = []
 
     def send(self, *, beside_decodes: bool) -> None:
-        """Send KV: all of it, or a part of it in a step that something decodes in."""
-        room = STEP_CHUNKS if beside_decodes else None
+        """Send KV: what there is room for, or less in a step that something decodes in."""
+        self._forget_dead()
+        most = STEP_CHUNKS if beside_decodes else None
         for item in self._arriving:
-            if not (item.alive and item.unsent) or room == 0:
-                continue
-            now, item.unsent = item.unsent[:room], item.unsent[room:] if room else []
-            item.kv += self._runner.to_device("kv", now)
-            if not item.unsent:
-                self._send_state(item)
-            if not self.overlap:
-                jax.block_until_ready(item.kv)
-            room = room and room - len(now)
+            for delivery in (*item.kv, *item.late):
+                sent = self._send(delivery, most)
+                if delivery.unsent:  # in order: so the oldest always has room at last
+                    return
+                most = most and most - sent if delivery.kind == "kv" else most
+                if most == 0:
+                    return
 
-    def settle(self, *, wait: bool) -> None:
-        """Put KV that has arrived into its pages; with `wait` also what was sent and has not, which
-        makes the device wait for it, but not the host."""
-        coming = []
+    def _make_room(self) -> None:
+        """Put whatever has been sent as a whole, arrived or not. What is left then is less than a
+        call puts, and another one has room."""
+        self._forget_dead()
+        for item in (*self._arriving, *self._late):
+            while item.kv and not item.kv[0].unsent:
+                self._put_all(item, [item.kv.popleft()])
+            if not any(state.unsent for state in item.late):
+                self._put_all(item, item.late)
+
+    def _forget_dead(self) -> None:
         for item in self._arriving:
             if not item.alive:
-                continue
-            if not (wait or item.is_ready()):
-                coming.append(item)
-                continue
-            self._runner.put_pages("kv", item.pages["kv"], item.kv)
-            item.sequence.kv_arrived = True
+                self._in_flight -= sum(d.size * len(d.sent) for d in item.deliveries())
+        self._arriving = [item for item in self._arriving if item.alive]
+
+    def settle(self, *, wait: bool) -> None:
+        """Put what has arrived into its pages once all of a sequence has, or before when there was
+        no room for more; with `wait` everything, which makes the device wait for what has not
+        arrived, but not the host."""
+        self._forget_dead()
+        coming = []
+        for item in self._arriving:
+            early = wait or self._full or all(d.is_ready() for d in item.deliveries())
+            while early and item.kv and (wait or item.kv[0].is_ready()):
+                self._put_all(item, [item.kv.popleft()])
+                if wait:
+                    self.send(beside_decodes=False)
             if wait:
                 self._late.append(item)
+            elif item.kv or not all(state.is_ready() for state in item.late):
+                coming.append(item)
+                continue
             else:
-                self._put_state(item)
+                self._put_all(item, item.late)
+            item.sequence.kv_arrived = True
         self._arriving = coming
 
     def settle_states(self) -> None:
         """Put the states that came last: nothing in a step should have waited for them."""
         for item in self._late:
-            self._put_state(item)
+            self._put_all(item, item.late)
         self._late.clear()
 
-    def _send_state(self, item: _Arriving) -> None:
-        if item.state is not None:
-            rows = item.state.chunk.states[item.state.depth]
-            item.state_rows = self._runner.to_device("states", [rows])
+    def _send_first(self) -> None:
+        for item in self._expected:
+            for delivery in item.first:
+                self._send(delivery)
+                if delivery.unsent:
+                    return
 
-    def _put_state(self, item: _Arriving) -> None:
-        state, item.state = item.state, None
-        if state is not None:
-            self._runner.put_pages("states", item.pages["states"], item.state_rows)
-            state.arrived = True
+    def _deliveries(self, item: _Arriving, kind: PageKind, parts: list[Part]) -> list[_Delivery]:
+        """The calls that put these parts: of several parts only if two such calls are within the
+        budget."""
+        largest = max(parts, key=lambda part: len(part[0]), default=None)
+        size = 1 if largest is None else _bytes(largest[1])
+        item.pages[kind], rows = put_order(kind, parts, self._budget // (2 * size))
+        return [_Delivery(kind, i, _bytes(some[0]), some) for i, some in enumerate(rows)]
+
+    def _send(self, delivery: _Delivery, most: int | None = None) -> int:
+        """Send as many of its parts as there is room for, and how many these are."""
+        wanted = delivery.unsent[:most]
+        room = (self._budget - self._in_flight) // delivery.size
+        now = wanted[: max(room, int(self._in_flight == 0))]
+        self._full = len(now) < len(wanted)
+        if now:
+            delivery.sent += self._runner.to_device(delivery.kind, now)
+            del delivery.unsent[: len(now)]
+            self._in_flight += delivery.size * len(now)
+        if not self.overlap and delivery.kind == "kv":
+            jax.block_until_ready(delivery.sent)
+        return len(now)
+
+    def _put_all(self, item: _Arriving, deliveries: list[_Delivery]) -> None:
+        for delivery in deliveries:
+            while delivery.unsent:
+                if not self._send(delivery):
+                    self._make_room()
+            pages = item.pages[delivery.kind][delivery.to]
+            self._runner.put_pages(delivery.kind, pages, delivery.sent)
+            self._in_flight -= delivery.size * len(delivery.sent)
+            delivery.sent = []
+            if delivery.kind == "states" and item.state is not None:
+                item.state.arrived, item.state = True, None
+        deliveries.clear()
 
     def _fetch(self, offload: Offload) -> dict[str, Any]:
         """The rows of a chunk: its KV, and its group inputs by the first row of each piece."""
@@ -166,6 +237,14 @@ class HostTier:
         pages = {piece.start: offload.input_pages[piece.start : piece.stop] for piece in pieces}
         inputs = {at: self._runner.take_pages("inputs", some) for at, some in pages.items()}
         return {"kv": self._runner.take_pages("kv", offload.pages), "inputs": inputs}
+
+
+def _bytes(rows: Any) -> int:
+    return sum(leaf.nbytes for leaf in jax.tree.leaves(rows))
+
+
+def _state_rows(load: StateLoad) -> Any:
+    return load.chunk.states[load.depth]
 
 
 def _kv_parts(loads: list[Load]) -> list[Part]:
@@ -178,7 +257,8 @@ def _input_parts(loads: list[Load]) -> list[Part]:
     """The pieces of chunks with group inputs that are wanted, and their pages."""
     parts = list[Part]()
     for chunk, to in _targets(loads, [load.input_pages for load in loads]).items():
-        for piece in input_pieces(to[: chunk.rows] >= 0):
+        wanted = to[: chunk.rows] >= 0
+        for piece in input_pieces(wanted) if wanted.any() else ():
             pages = np.full(padded_rows(len(piece)), -1, np.int32)
             pages[: len(piece)] = to[piece.start : piece.stop]
             parts.append((pages, chunk.payload["inputs"][piece.start]))

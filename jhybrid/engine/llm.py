@@ -13,6 +13,7 @@ from ..config import require
 from .build import create_engine
 from .config import EngineConfig
 from .engine import Engine
+from .host_spans import host_span
 from .request import (
     FinishReason,
     PrefixCacheOptions,
@@ -139,6 +140,7 @@ class LLM:
         ]
         return self.generate(prompts, sampling_params)
 
+    @host_span("read prompt")
     def _expand(
         self, prompt: Prompt, params: SamplingParams, cache: PrefixCacheOptions
     ) -> tuple[RequestOutput, dict[str, tuple[Request, RequestOutput, int]]]:

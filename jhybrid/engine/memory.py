@@ -27,6 +27,7 @@ log = logging.getLogger(__name__)
 CPU_POOL = 256 * 1024**2  # bytes for KV, and again for states, where nothing says how much is free
 GPU_SHARE = 0.92  # of the device's memory; the rest is the runtime's
 GPU_WORKSPACE = 3 * 1024**3  # activations and logits of a step
+TRANSFER_SHARE = 0.1  # of what is left likewise, for what is on its way from host memory
 STATE_SHARE = 0.4  # of what is left after the parameters and the workspace
 TAIL_SHARE = 0.25  # of the KV memory, for the group inputs of tails
 NATIVE_SHARE = 0.5  # at most, of a small state budget that also buys compressed slots
@@ -34,13 +35,15 @@ NATIVE_SHARE = 0.5  # at most, of a small state budget that also buys compressed
 
 @dataclass(frozen=True)
 class PoolSizes:
-    """`watermark`: how many native slots the engine tries to keep free."""
+    """`watermark`: how many native slots the engine tries to keep free. `transfers`: bytes for what
+    is on its way from host memory and not yet in its pages."""
 
     pages: int
     native_slots: int
     compressed_slots: int = 0
     watermark: int = 0
     input_pages: int = 0
+    transfers: int = 0
 
 
 def check_memory(config: ModelConfig, engine: EngineConfig, dtype: Any, context: int) -> None:
@@ -74,6 +77,10 @@ def size_pools(
     page_bytes, slot_bytes, input_bytes = unit_bytes(config, engine, dtype)
     free = _free_bytes(mesh)
     left = max(0, free - GPU_WORKSPACE) if free is not None else 0
+    transfers = 0
+    if engine.host_memory is not None:
+        transfers = int(left * TRANSFER_SHARE) if free is not None else CPU_POOL
+        left = max(0, left - transfers)
     kv = engine.kv_memory or (int(left * (1 - STATE_SHARE)) if free is not None else CPU_POOL)
     state = engine.state_memory or (int(left * STATE_SHARE) if free is not None else CPU_POOL)
     check_memory(config, replace(engine, kv_memory=kv, state_memory=state), dtype, context)
@@ -86,11 +93,13 @@ def size_pools(
     else:
         compressed, scratch = compression.slot_bytes, compression.scratch_bytes
         sizes = split_states(engine, state, slot_bytes, compressed, scratch, pages)
-    sizes = replace(sizes, input_pages=input_pages)
+    sizes = replace(sizes, input_pages=input_pages, transfers=transfers)
     log.info("KV: %d pages of %d tokens, %s", pages, engine.page_size, _gib(pages * page_bytes))
     if input_pages:
         log.info("group inputs: %d pages, %s", input_pages, _gib(input_pages * input_bytes))
     _log_states(sizes, slot_bytes, compression)
+    if transfers:
+        log.info("on the way from host memory: %s at most", _gib(transfers))
     return sizes
 
 

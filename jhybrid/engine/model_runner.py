@@ -29,7 +29,8 @@ from ..retention.movers import CompressedPool, compressed_specs
 from ..sharding import AXIS, REPLICATED, named_sharding
 from .buckets import MOVES, Buckets
 from .compression import Compression
-from .host_moves import put_calls, put_name
+from .host_moves import put_name
+from .host_spans import host_span
 from .programs import Programs
 from .sampler import Sampled, SampleMode, SamplerRows, init_rows
 from .step_functions import compression_functions, host_functions, step_functions
@@ -93,6 +94,7 @@ class ModelRunner:
         )
         self.programs = Programs(functions, mesh.devices.flat[0].platform)
 
+    @host_span("send arguments")
     def stage(self, inputs: Any) -> Any:
         """A pytree of numpy arrays on its way to the device. A transfer waits for every program and
         transfer that was sent before it; what is sent after it holds it up no more."""
@@ -158,13 +160,14 @@ class ModelRunner:
 
     def to_device(self, kind: PageKind, chunks: list[Any]) -> list[Any]:
         """What `take_pages` gave, on its way back."""
-        return jax.device_put(chunks, [self.placed(kind, "device")] * len(chunks))
+        with host_span(f"send {kind}"):
+            return jax.device_put(chunks, [self.placed(kind, "device")] * len(chunks))
 
-    def put_pages(self, kind: PageKind, pages: list[Array], rows: list[Any]) -> None:
-        """Rows on the device into pages of the pools, both as `put_order` gave them."""
-        for to, some in put_calls(pages, rows):
-            name = put_name(kind, len(to))
-            self.caches = self.programs.call(name, to.shape, self.caches, some, to)
+    def put_pages(self, kind: PageKind, pages: Array, rows: list[Any]) -> None:
+        """Rows on the device into pages of the pools: one call of `put_order`. Where it has places
+        for more parts than there are, the first one goes there, too, which is nowhere."""
+        some, name = rows + rows[:1] * (len(pages) - len(rows)), put_name(kind, len(pages))
+        self.caches = self.programs.call(name, pages.shape, self.caches, some, pages)
 
     def placed(self, kind: PageKind, memory: str) -> Any:
         """Shardings of the rows of pages in one kind of memory."""

@@ -7,6 +7,8 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from typing import Any
 
+from .host_spans import host_span
+
 Shape = tuple[int, ...]
 Call = tuple[str, Shape, tuple[Any, ...]]  # a function, a bucket, arguments of the right shapes
 
@@ -64,7 +66,8 @@ class Programs:
         executable = self.executables.get((name, size))
         if executable is None:
             executable = self.executables[name, size] = self.compile(name, args)
-        return executable(*args)
+        with host_span(f"call {name}"):
+            return executable(*args)
 
     def compile(self, name: str, args: tuple[Any, ...]) -> Any:
         """A new executable, which the table does not hold."""

@@ -124,7 +124,7 @@ class Request:
     def ids(self) -> NDArray[np.int64]:
         """`prompt_token_ids`, converted once. Raises ValueError where one is beyond 64 bits."""
         try:
-            return np.array(self.prompt_token_ids, np.int64)
+            return np.fromiter(self.prompt_token_ids, np.int64, len(self.prompt_token_ids))
         except OverflowError:
             worst = max(self.prompt_token_ids, key=abs)
             raise ValueError(f"prompt: expected token ids of 64 bits, got {worst}") from None

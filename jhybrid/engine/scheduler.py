@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 from ..cache.admission import Admission
 from ..cache.cache_manager import CacheManager
+from .host_spans import host_span
 from .recovery import STRICT, Move, ReplayRules, choose
 from .sequence import Sequence
 
@@ -81,9 +82,8 @@ class Scheduler:
         self.cache = cache
         self.max_prefill_tokens = max_prefill_tokens
         self.max_prefill_sequences = max_prefill_sequences
-        self.caching = caching
         self.replay_window, self.max_replays = replay_window, max_replays
-        self.exact_inputs = exact_inputs
+        self.caching, self.exact_inputs = caching, exact_inputs
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []  # in order of admission
         self.preemptions = 0
@@ -132,20 +132,19 @@ class Scheduler:
         yield from [s for s in self.running if s.prefilling]
         while self.waiting and self._free_rows:
             sequence = self.waiting[0]
-            if sequence.pending:  # preempted, and its last draw is still on the device
-                return
-            if not self._admit(sequence, plan):
+            # One that was preempted may have its last draw on the device still.
+            if sequence.pending or not self._admit(sequence, plan):
                 return
             yield sequence
 
+    @host_span("admit")
     def _admit(self, sequence: Sequence, plan: Plan) -> bool:
         """All or nothing: a row, a slot and the pages of every known token, or stay queued."""
         tokens = sequence.prefix(len(sequence.tokens))
         # Cached positions have no logits: prompt log-probabilities need every token run, unless
         # the request itself asks for a recovery; then it gets those of the tokens that do run.
-        chosen = sequence.request.prefix_cache.recovery is not None
         scored = sequence.params.prompt_logprobs is not None and sequence.generated == 0
-        fresh = scored and not chosen
+        fresh = scored and sequence.request.prefix_cache.recovery is None
         reuse = sequence.recovery != "off" and not fresh
         strict = fresh or sequence.recovery in STRICT
         total = min(len(tokens) + 1, sequence.limit)

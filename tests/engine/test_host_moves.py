@@ -10,12 +10,13 @@ import pytest
 
 from jhybrid.cache.host_store import CHUNK_ROWS
 from jhybrid.engine.engine import Engine
-from jhybrid.engine.host_moves import PUTS, ROW_SIZES, put_calls, put_order, put_sizes
+from jhybrid.engine.host_moves import PUTS, ROW_SIZES, put_order, put_sizes
 from jhybrid.engine.host_tier import STEP_CHUNKS
+from jhybrid.engine.memory import unit_bytes
 from jhybrid.engine.request import PrefixCacheOptions
 from jhybrid.models.pages import PageKind
 
-from .tiny import assert_greedy, assert_idle, request, run, tiny_engine
+from .tiny import TINY, assert_greedy, assert_idle, request, run, tiny_engine
 
 SMALL_CHUNKS = {"recovery": "tail-replay", "host_memory": 400 * 2**10}  # of 8 pages
 HIT = PrefixCacheOptions("tail-replay", 1.0)
@@ -23,7 +24,10 @@ HIT = PrefixCacheOptions("tail-replay", 1.0)
 
 @pytest.mark.parametrize("kind", ["kv", "inputs", "states"])
 @pytest.mark.parametrize("count", [1, 2, 3, 16, 37])
-def test_parts_are_put_once_each_in_calls_that_are_compiled(kind: PageKind, count: int) -> None:
+@pytest.mark.parametrize("most", [0, 5, 100])
+def test_parts_are_put_once_each_in_calls_that_are_compiled(
+    kind: PageKind, count: int, most: int
+) -> None:
     rng = np.random.default_rng(count)
     pages, parts = iter(rng.permutation(10_000).tolist()), []
     for n in range(count):
@@ -32,9 +36,10 @@ def test_parts_are_put_once_each_in_calls_that_are_compiled(kind: PageKind, coun
         to[1:][rng.random(size - 1) < 0.3] = -1
         parts.append((to, f"rows {n}"))
     put = []
-    for targets, rows in put_calls(*put_order(kind, parts)):
-        assert targets.shape in put_sizes(kind) and len(rows) == len(targets)
-        for to, row in zip(targets, rows, strict=True):
+    for targets, rows in zip(*put_order(kind, parts, most), strict=True):
+        assert targets.shape in put_sizes(kind) and 0 < len(rows) <= max(most, 1)
+        assert (targets[len(rows) :] == -1).all()
+        for to, row in zip(targets, rows, strict=False):
             put += [(page, row, i) for i, page in enumerate(to)]
     put = [entry for entry in put if entry[0] >= 0]
     expected = [(page, row, i) for to, row in parts for i, page in enumerate(to) if page >= 0]
@@ -43,8 +48,8 @@ def test_parts_are_put_once_each_in_calls_that_are_compiled(kind: PageKind, coun
 
 def test_many_whole_chunks_are_one_call() -> None:
     chunks = [(np.arange(CHUNK_ROWS[-1]), None)] * PUTS["kv"][-1]
-    pages, rows = put_order("kv", chunks)
-    assert len(pages) == 1 and len(rows) == PUTS["kv"][-1]
+    pages, rows = put_order("kv", chunks, 100)
+    assert len(pages) == 1 and len(rows[0]) == PUTS["kv"][-1]
 
 
 def spy(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> list[str]:
@@ -95,7 +100,7 @@ def test_a_hit_alone_is_one_step_and_what_it_waits_for_comes_first(
     engine.step()
     phases = list(dict.fromkeys(name.removesuffix("-GREEDY") for name in sent))
     assert phases == [
-        *("stage", "send-inputs", "put-inputs", "send-kv", "send-states", "replay"),
+        *("send-inputs", "stage", "put-inputs", "send-kv", "send-states", "replay"),
         *("put-kv", "prefill", "set_row", "draw", "put-states"),
     ]
     assert sent.count("send-kv") > STEP_CHUNKS
@@ -184,4 +189,69 @@ def test_a_preempted_request_gets_its_kv_when_all_others_have_ended(engine: Engi
         step()
     assert not engine.has_work()
     assert_greedy(prompt, answer)
+    assert_idle(engine)
+
+
+class InFlight:
+    """Bytes that an engine has sent from host memory and not put yet, now and at most."""
+
+    def __init__(self, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = self.most = self.sent = self.largest = 0
+        runner = engine.runner
+        to_device, put_pages = runner.to_device, runner.put_pages
+
+        def transferred(kind: PageKind, chunks: list[Any]) -> Any:
+            sizes = [sum(leaf.nbytes for leaf in jax.tree.leaves(chunk)) for chunk in chunks]
+            self.now, self.sent = self.now + sum(sizes), self.sent + sum(sizes)
+            self.most, self.largest = max(self.most, self.now), max(self.largest, *sizes)
+            return to_device(kind, chunks)
+
+        def put(kind: PageKind, pages: Any, rows: list[Any]) -> None:
+            self.now -= sum(leaf.nbytes for leaf in jax.tree.leaves(rows))
+            put_pages(kind, pages, rows)
+
+        monkeypatch.setattr(runner, "to_device", transferred)
+        monkeypatch.setattr(runner, "put_pages", put)
+
+
+@pytest.mark.parametrize("talks", [False, True])
+@pytest.mark.parametrize("recovery", ["tail-replay", "anchored", "dense"])
+@pytest.mark.parametrize("chunks", [0, 5])
+def test_what_several_hits_bring_is_never_more_than_the_budget(
+    chunks: int, recovery: Any, talks: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flags: Any = {"recovery": "tail-replay", "host_memory": 2**22}
+    size = ROW_SIZES["kv"][0] * unit_bytes(TINY, tiny_engine(**flags).config, np.float32)[0]
+    engine = tiny_engine(**flags, transfers=chunks * size)
+    assert engine.cache.pools.host is not None
+    engine.cache.pools.host.chunk_rows = ROW_SIZES["kv"][0]
+    rng = np.random.default_rng(7)
+    trunks = [rng.integers(0, 256, 200 + 13 * n).tolist() for n in range(3)]
+    run(engine, [request(f"trunk {n}", trunk) for n, trunk in enumerate(trunks)])
+    engine.cache.offload()
+    engine.host.offload()
+    seen = InFlight(engine, monkeypatch)
+    if talks:
+        engine.add(request("talking", [9, 8, 7], max_tokens=60))
+        engine.step()
+    options = PrefixCacheOptions(recovery, 1.0)
+    hits = {
+        str(n): request(str(n), [*trunk, n], max_tokens=4, prefix_cache=options)
+        for n, trunk in enumerate(trunks)
+    }
+    answers = dict[str, list[int]]()
+    for hit in hits.values():
+        engine.add(hit)
+    while engine.has_work():
+        for update in engine.step():
+            answers.setdefault(update.request_id, []).extend(update.token_ids)
+            if update.request_id in hits and update.prefix_cache is not None:
+                matched = update.prefix_cache.matched_tokens
+                assert matched == len(trunks[int(update.request_id)])
+        engine.cache.check_integrity()
+    for name, hit in hits.items():
+        assert_greedy(list(hit.prompt_token_ids), answers[name])
+    assert len(answers.get("talking", ())) == 60 * talks
+    assert seen.now == 0 < seen.most <= max(chunks * size, seen.largest)
+    assert seen.sent > 9 * size
     assert_idle(engine)

@@ -115,6 +115,7 @@ def engine_of(
     eos: frozenset[int] = frozenset(),
     valid_vocab: int = VALID,
     own_programs: bool = False,
+    transfers: int = 2**30,
     **flags: Any,
 ) -> Engine:
     """Any model's parameters (as `tp` ranks hold them) behind such an engine.
@@ -189,6 +190,7 @@ def engine_of(
         max_context=CONTEXT,
         eos=eos,
         model_name="tiny",
+        transfers=transfers,
         facts={},
     )
 
