@@ -124,7 +124,6 @@ def card(config: dict[str, Any], log: list[dict[str, Any]]) -> str:
     """The card's text from config.json and the records of the training log."""
     start = next(r for r in log if r["kind"] == "start")
     trainings = _trainings(log)
-    steps = [r for training in trainings for r in training]
     result: dict[str, Any] = {}  # of a measurement made twice, the later
     for record in log:
         result |= record if record["kind"] == "evaluation" else {}
@@ -134,11 +133,12 @@ def card(config: dict[str, Any], log: list[dict[str, Any]]) -> str:
     tokens, count, seconds = (
         sum(training[-1][name] for training in trainings) for name in ("tokens", "step", "seconds")
     )
-    again = " In two goes: `--start-from`, for the phase `refined`." if trainings[1:] else ""
+    goes = f" In {len(trainings)} goes: `--start-from`, for the phase `refined`."
+    goes = goes if trainings[1:] else ""
     training = (
         f"{tokens / 1e6:.0f} M bytes in {count:,} steps and {seconds:.0f} seconds on "
         f"{start['device']} (JAX {start['jax']}), preset `{start['preset']}`, seed "
-        f"{start['seed']}. AdamW; decay gates at a tenth of the rate.{again}"
+        f"{start['seed']}. AdamW; decay gates at a tenth of the rate.{goes}"
     )
     recall = {k.removeprefix("recall_"): v for k, v in result.items() if k.startswith("recall_")}
     return TEXT.format(
@@ -147,7 +147,7 @@ def card(config: dict[str, Any], log: list[dict[str, Any]]) -> str:
         scored=start["scored"],
         benchmark=_benchmark(result.get("benchmark")),
         training=training,
-        phases=_phases(steps),
+        phases=_phases(trainings),
         low=low,
         high=high,
         recall=_table(
@@ -217,13 +217,14 @@ def _mapping(value: Any, head: tuple[str, ...], fields: tuple[str, ...] = ()) ->
     return _table(head, rows)
 
 
-def _phases(steps: list[dict[str, Any]]) -> str:
+def _phases(trainings: list[list[dict[str, Any]]]) -> str:
     """Last log line of each phase: when it ended and what the losses were."""
-    last = {record["phase"]: record for record in steps}
+    last = [r for steps in trainings for r in {r["phase"]: r for r in steps}.values()]
     rows = []
-    for name, r in last.items():
+    for r in last:
         losses = ", ".join(f"{task} {loss:.2f}" for task, loss in r["loss"].items())
-        rows.append((name, r["step"], round(r["tokens"] / 1e6, 1), round(r["seconds"]), losses))
+        figures = (r["step"], round(r["tokens"] / 1e6, 1), round(r["seconds"]))
+        rows.append((r["phase"], *figures, losses))
     return _table(("phase", "steps", "M bytes", "seconds", "loss of prose and answers"), rows)
 
 

@@ -130,12 +130,13 @@ REFINED = Phase(
     {4096: 0.55, 2048: 0.25, 1024: 0.15, 512: 0.05},
     {
         **MIX,
-        "needles": 0.12,
+        "needles": 0.11,
         "variables": 0.04,
         "induction": 0.01,
-        "registers": 0.03,
+        "registers": 0.02,
+        "recall": 0.05,
         "frequent_words": 0.06,
-        "common_words": 0.23,
+        "common_words": 0.26,
     },
 )
 

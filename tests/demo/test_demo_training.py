@@ -268,10 +268,10 @@ def test_card_is_written_from_the_log(preset: Preset, tmp_path: Path) -> None:
     log = [start, step | {"loss": {"recall": 0.5}}]
     text = card.card(preset.architecture.hf_config(), log)
     assert text.count(card.MISSING) >= 4
-    assert "5 M bytes in 10 steps and 3 seconds on cpu" in text and "two goes" not in text
+    assert "5 M bytes in 10 steps and 3 seconds on cpu" in text and "goes" not in text
     more = [start, step | {"phase": "refined", "step": 30, "seconds": 4.0, "loss": {"recall": 0.2}}]
     text = card.card(preset.architecture.hf_config(), log + more)
-    assert "10 M bytes in 40 steps and 7 seconds on cpu" in text and "In two goes" in text
+    assert "10 M bytes in 40 steps and 7 seconds on cpu" in text and "In 2 goes" in text
     assert "| 128 | 10 | 5.0 | 3 | recall 0.50 |\n| refined | 30 | 5.0 | 4 | recall 0.20 |" in text
 
     arms = {"all": 1.0, "without states": 0.9, "without keys": 0.0}
