@@ -25,7 +25,7 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plt
 
-from ..triton import Dot, dividing_block, iota, triton_call
+from ..triton import Dot, dividing_block, iota, multiply_add, triton_call
 from .reference import Norm, Product, rms_norm
 
 MAX_ROWS = 32
@@ -41,14 +41,16 @@ class SkinnyTuning:
     unroll: int = 1  # steps whose weights are asked for together (elementwise kernel)
     ahead: int = 0  # steps between asking for weights and using them (elementwise kernel)
     stages: int = 1  # of the loads' pipeline (tensor cores)
+    matrix: bool = False  # on the tensor cores, which more than MAX_VECTOR_ROWS need
+    norm_inside: bool = True  # of x, in every program (tensor cores)
 
     @classmethod
     def default(cls, rows: int, groups: int, inner: int) -> SkinnyTuning:
         """Measured on an H200 (eval/notes/skinny_matmul.md)."""
         if rows > MAX_VECTOR_ROWS:
             if inner > 5120:
-                return cls(outputs=32, inner=256, warps=2, stages=4)
-            return cls(outputs=32, inner=128, warps=2, stages=3)
+                return cls(outputs=32, inner=256, warps=2, stages=4, norm_inside=False)
+            return cls(outputs=32, inner=128, warps=2, stages=3, norm_inside=False)
         if inner > 16384:
             return cls(outputs=4, inner=512, warps=2, unroll=2)
         if inner > 8192:
@@ -154,8 +156,8 @@ def _vector_kernel(
 
 
 def _matrix_kernel(
-    x_ref: Any, weight_refs: Any, residual_refs: Any, *out_refs: Any,
-    shares: tuple[Share, ...], tuning: SkinnyTuning, padded: int, dot: Dot,
+    x_ref: Any, norm_ref: Any, weight_refs: Any, residual_refs: Any, *out_refs: Any,
+    shares: tuple[Share, ...], tuning: SkinnyTuning, padded: int, dot: Dot, eps: float,
 ) -> None:  # fmt: skip
     rows, inner = x_ref.shape
     valid, all_rows = (iota((padded,), 0) < rows)[:, None], pl.ds(0, padded)
@@ -163,15 +165,24 @@ def _matrix_kernel(
     def product(share: Share, program: Array, w_ref: Any, residual_ref: Any, o_refs: Any) -> None:
         lines = share.lines(program)
 
-        def step(index: Array, sums: tuple[Array, ...]) -> tuple[Array, ...]:
+        def step(index: Array, carry: tuple[tuple[Array, ...], Any]) -> tuple[Any, Any]:
+            sums, squares = carry
             part = pl.ds(index * tuning.inner, tuning.inner)
             x = plt.load(x_ref.at[all_rows, part], mask=valid, other=0.0)
-            return tuple(
-                s + dot(w_ref[y, part], x, tb=True) for s, y in zip(sums, lines, strict=True)
-            )
+            if norm_ref is not None:
+                y = x.astype(jnp.float32)
+                squares = multiply_add(y, y, squares, dot.interpret)
+                x = (y * norm_ref[part][None, :]).astype(x.dtype)
+            products = (dot(w_ref[line, part], x, tb=True) for line in lines)
+            return tuple(s + y for s, y in zip(sums, products, strict=True)), squares
 
         zero = jnp.zeros((share.outputs, padded), jnp.float32)
-        sums = lax.fori_loop(0, inner // tuning.inner, step, (zero,) * share.groups)
+        squares = None if norm_ref is None else jnp.zeros((padded, tuning.inner), jnp.float32)
+        start = (zero,) * share.groups, squares
+        sums, squares = lax.fori_loop(0, inner // tuning.inner, step, start)
+        if squares is not None:
+            scale = lax.rsqrt(jnp.sum(squares, axis=1) / inner + eps)[None, :]
+            sums = tuple(y * scale for y in sums)
         where = (all_rows, share.slice(program))
         for y, o_ref in zip(share.results(sums), o_refs, strict=True):
             y = y.T
@@ -221,14 +232,15 @@ def skinny_matmuls(
     weights = [p.weights.reshape(-1, inner) for p in products]
     inputs: tuple[Any, ...] = (weights, [p.residual for p in products])
     options: dict[str, Any] = {"shares": shares, "tuning": tuning}
-    if rows <= MAX_VECTOR_ROWS:
-        scale, eps = (None, 0.0) if norm is None else (norm[0].astype(jnp.float32), norm[1])
-        kernel, inputs = functools.partial(_vector_kernel, **options, eps=eps), (x, scale, *inputs)
-    else:
-        x = x if norm is None else rms_norm(x, *norm)
-        padded = max(16, 1 << (rows - 1).bit_length())
+    matrix = tuning.matrix or rows > MAX_VECTOR_ROWS
+    if norm is not None and matrix and not tuning.norm_inside:
+        x, norm = rms_norm(x, *norm), None
+    scale, eps = (None, 0.0) if norm is None else (norm[0].astype(jnp.float32), norm[1])
+    inputs = (x, scale, *inputs)
+    if matrix:
+        padded = max(8, 1 << (rows - 1).bit_length())
         options |= {"padded": padded, "dot": Dot("bf16", interpret)}
-        kernel, inputs = functools.partial(_matrix_kernel, **options), (x, *inputs)
+    kernel = functools.partial(_matrix_kernel if matrix else _vector_kernel, **options, eps=eps)
     outs = [
         jax.ShapeDtypeStruct(
             (rows, p.weights.shape[1]), p.dtype if p.dtype is not None else x.dtype
