@@ -17,7 +17,7 @@ import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -66,6 +66,14 @@ class SkinnyTuning:
         unroll = max(n for n in range(1, self.unroll + 1) if steps % n == 0)
         ahead = min(self.ahead, steps // unroll - 1)
         return replace(self, inner=width, unroll=unroll, ahead=ahead)
+
+
+class Gate(NamedTuple):
+    values: Any
+    weight: Any
+    first: int
+    eps: float
+    activation: Callable[[Array], Array]
 
 
 def supported(x: Array, products: Sequence[Product]) -> bool:
@@ -156,8 +164,8 @@ def _vector_kernel(
 
 
 def _matrix_kernel(
-    x_ref: Any, norm_ref: Any, weight_refs: Any, residual_refs: Any, *out_refs: Any,
-    shares: tuple[Share, ...], tuning: SkinnyTuning, padded: int, dot: Dot, eps: float,
+    x_ref: Any, norm_ref: Any, gate_ref: Any, weight_refs: Any, residual_refs: Any, *out_refs: Any,
+    shares: tuple[Share, ...], tuning: SkinnyTuning, padded: int, dot: Dot, eps: float, gate: Any,
 ) -> None:  # fmt: skip
     rows, inner = x_ref.shape
     valid, all_rows = (iota((padded,), 0) < rows)[:, None], pl.ds(0, padded)
@@ -169,7 +177,17 @@ def _matrix_kernel(
             sums, squares = carry
             part = pl.ds(index * tuning.inner, tuning.inner)
             x = plt.load(x_ref.at[all_rows, part], mask=valid, other=0.0)
-            if norm_ref is not None:
+            if gate is not None:
+                width, group = tuning.inner, inner // tuning.inner // gate_ref.shape[1]
+                count = jnp.int32(group)
+                start = gate.first + lax.rem(index, count) * width
+                at = gate_ref.at[all_rows, lax.div(index, count), pl.ds(start, width)]
+                z = plt.load(at, mask=valid, other=0.0).astype(jnp.float32)
+                y = x.astype(jnp.float32)
+                scale = lax.rsqrt(jnp.sum(y * y, axis=1) / width + gate.eps)[:, None]
+                y = y * scale * norm_ref[...][None, :] * gate.activation(z)
+                x = y.astype(jnp.bfloat16)
+            elif norm_ref is not None:
                 y = x.astype(jnp.float32)
                 squares = multiply_add(y, y, squares, dot.interpret)
                 x = (y * norm_ref[part][None, :]).astype(x.dtype)
@@ -177,7 +195,9 @@ def _matrix_kernel(
             return tuple(s + y for s, y in zip(sums, products, strict=True)), squares
 
         zero = jnp.zeros((share.outputs, padded), jnp.float32)
-        squares = None if norm_ref is None else jnp.zeros((padded, tuning.inner), jnp.float32)
+        squares = (
+            None if norm_ref is None or gate else jnp.zeros((padded, tuning.inner), jnp.float32)
+        )
         start = (zero,) * share.groups, squares
         sums, squares = lax.fori_loop(0, inner // tuning.inner, step, start)
         if squares is not None:
@@ -216,6 +236,7 @@ def skinny_matmuls(
     x: Array,
     products: Sequence[Product],
     norm: Norm | None = None,
+    gate: Gate | None = None,
     *,
     tuning: SkinnyTuning | None = None,
     interpret: bool = False,
@@ -236,14 +257,19 @@ def skinny_matmuls(
     if norm is not None and matrix and not tuning.norm_inside:
         x, norm = rms_norm(x, *norm), None
     scale, eps = (None, 0.0) if norm is None else (norm[0].astype(jnp.float32), norm[1])
-    inputs = (x, scale, *inputs)
     if matrix:
+        if gate is not None:
+            scale = gate.weight
+        inputs = (x, scale, None if gate is None else gate.values, *inputs)
+        options["gate"] = None if gate is None else gate._replace(values=None, weight=None)
         padded = max(8, 1 << (rows - 1).bit_length())
         options |= {"padded": padded, "dot": Dot("bf16", interpret)}
+    else:
+        inputs = (x, scale, *inputs)
     kernel = functools.partial(_matrix_kernel if matrix else _vector_kernel, **options, eps=eps)
     outs = [
         jax.ShapeDtypeStruct(
-            (rows, p.weights.shape[1]), p.dtype if p.dtype is not None else x.dtype
+            (rows, p.weights.shape[1]), p.dtype if p.dtype is not None else jnp.bfloat16
         )
         for p in products
         for _ in range(p.results)
