@@ -13,7 +13,7 @@ from jax import Array
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plt
 
-from ..triton import dividing_block, power_of_two_blocks, triton_call
+from ..triton import barrier, dividing_block, power_of_two_blocks, triton_call
 from .inputs import Activation, Gates
 from .reference import L2_EPS
 
@@ -23,6 +23,9 @@ class DecodeTuning:
     value_block: int = 32
     warps: int = 4
     blocks: int = 1  # value blocks of a program, each read while the one before is worked on
+    order: str = "old"
+    loads: str | None = None
+    stores: str | None = None
     evict_first: bool = False  # of cached lines: states are read once a step and fill the cache
 
     @classmethod
@@ -47,34 +50,25 @@ def _kernel(
     *,
     activation: Activation,
     tuning: DecodeTuning,
+    interpret: bool,
 ) -> None:
     group_of_blocks, head, row = (pl.program_id(axis) for axis in range(3))
     (heads, key_dim, value_dim), width = pool_ref.shape[2:], tuning.value_block
     group = heads // qkv_ref.shape[1]
     key_head = head // group
     slot, layer = slot_ref[row], layer_ref[0]
-    policy = "evict_first" if tuning.evict_first else None
     keys = [pl.ds(*cut) for cut in power_of_two_blocks(key_dim)]
     firsts = [(group_of_blocks * tuning.blocks + n) * width for n in range(tuning.blocks)]
 
-    @pl.when(slot < 0)
-    def _() -> None:  # padding: leave nothing uninitialised behind
-        for first in firsts:
-            o_ref[row, head, pl.ds(first, width)] = jnp.zeros((width,), o_ref.dtype)
+    def read(first: Any, size: int) -> Array:
+        return qkv_ref[row, key_head, pl.ds(first, size)]
 
-    @pl.when(slot >= 0)
-    def _() -> None:
-        def state(first: Any) -> list[Array]:
-            at = (slot, layer, head)
-            cells = [pool_ref.at[(*at, part, pl.ds(first, width))] for part in keys]
-            return [plt.load(cell, eviction_policy=policy) for cell in cells]
+    def state(first: Any) -> list[Array]:
+        at = (slot, layer, head)
+        cells = [pool_ref.at[(*at, part, pl.ds(first, width))] for part in keys]
+        return [plt.load(cell, eviction_policy=tuning.loads) for cell in cells]
 
-        def read(first: Any, size: int) -> Array:
-            return qkv_ref[row, key_head, pl.ds(first, size)]
-
-        # The state is asked for first, and no load waits for another: a thread stops at the first
-        # use of what it has not got, be it only a conversion.
-        ahead = state(firsts[0])
+    def inputs() -> Any:
         raw = [
             [read(offset + start, size) for offset, size in power_of_two_blocks(key_dim)]
             for start in (0, key_dim)
@@ -86,7 +80,13 @@ def _kernel(
             z = [(z_ref[row, head, part], bias_ref[head, part]) for part in keys]
         else:
             z = [(z_ref[row, head], bias_ref[head])]
+        return raw, v, logit, rate, z
 
+    early = inputs() if tuning.order in ("early", "split") else None
+    if tuning.order == "split":
+        barrier(interpret)
+
+    def finish(ahead: Any, raw: Any, v: Any, logit: Any, rate: Any, z: Any) -> None:
         q, k = ([x.astype(jnp.float32) for x in parts] for parts in raw)
         q_scale = jax.lax.rsqrt(_sum(x * x for x in q) + L2_EPS) * key_dim**-0.5
         k_scale = jax.lax.rsqrt(_sum(x * x for x in k) + L2_EPS)
@@ -110,8 +110,29 @@ def _kernel(
                 plt.store(
                     new_pool_ref.at[slot, layer, head, part, pl.ds(first, width)],
                     (s + x[:, None] * new[None, :]).astype(new_pool_ref.dtype),
-                    eviction_policy=policy,
+                    eviction_policy=tuning.stores,
                 )
+
+    @pl.when(slot < 0)
+    def _() -> None:  # padding: leave nothing uninitialised behind
+        for first in firsts:
+            o_ref[row, head, pl.ds(first, width)] = jnp.zeros((width,), o_ref.dtype)
+
+    @pl.when(slot >= 0)
+    def _() -> None:
+        got = inputs() if tuning.order in ("old", "inputs") else early
+        if tuning.order == "inputs":
+            barrier(interpret)
+        ahead = state(firsts[0])
+        if tuning.order not in ("old", "early"):
+            barrier(interpret)
+        got = inputs() if got is None else got
+        if tuning.order == "block":
+            barrier(interpret)
+        if tuning.order in ("old", "early", "late"):
+            finish(ahead, *got)
+        else:
+            pl.when(layer >= 0)(functools.partial(finish, ahead, *got))
 
 
 def _sum(parts: Any) -> Array:
@@ -136,7 +157,7 @@ def decode(
     blocks = math.gcd(value_dim // width, tuning.blocks)
     tuning = replace(tuning, value_block=width, blocks=blocks)
     call = triton_call(
-        functools.partial(_kernel, activation=activation, tuning=tuning),
+        functools.partial(_kernel, activation=activation, tuning=tuning, interpret=interpret),
         "gated_delta_rule_decode",
         (value_dim // (width * blocks), heads, batch),
         (
