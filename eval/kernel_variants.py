@@ -33,10 +33,12 @@ def _product_tunings(default: PrefillTuning, per_channel: bool) -> Iterator[Pref
 
 def _scan_tunings(default: PrefillTuning) -> Iterator[PrefillTuning]:
     forms: tuple[tuple[dict[str, Any], tuple[int, ...]], ...] = (
-        ({}, (3, 4, 5)),
-        ({"scan_warps": 8}, (5,)),
-        ({"turn_by_product": False}, (3,)),
-        ({"turn_by_product": False, "value_block": 32}, (3,)),
+        ({"transposed": False}, (3, 4)),
+        ({"transposed": True}, (3, 4)),
+        ({"transposed": False, "value_block": 64}, (3,)),
+        ({"transposed": False, "value_block": 64, "scan_warps": 8}, (3,)),
+        ({"transposed": True, "value_block": 64}, (3,)),
+        ({"transposed": True, "value_block": 64, "turn_by_product": True}, (3,)),
     )
     for form, stages in forms:
         for n in stages:

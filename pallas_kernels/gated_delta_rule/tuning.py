@@ -22,11 +22,11 @@ class PrefillTuning:
     decay_leaf: int = 16  # KDA: rows whose decays share one anchor; see channel_decay.py
     key_block: int = 128  # channels of keys taken at a time before the scan
     product_warps: int = 2
-    value_block: int = 64
+    value_block: int = 32
     scan_warps: int = 4
     scan_stages: int = 3
     transposed: bool = True  # carry S^T in registers as the left operand of every product
-    turn_by_product: bool = True  # values are transposed by a product, else read a tile ahead
+    turn_by_product: bool = False  # transposed values by a product, else through shared memory
 
     @property
     def tile_dtype(self) -> DTypeLike:
@@ -41,18 +41,16 @@ class PrefillTuning:
     def default(cls, dtype: DTypeLike, per_channel: bool) -> PrefillTuning:
         """bf16 inputs: 5e-3 relative RMS against float64. float32 inputs: 1e-5."""
         if dtype == jnp.bfloat16 and per_channel:
-            return cls(value_block=32, turn_by_product=False)
+            return cls()
         if dtype == jnp.bfloat16:
-            return cls(product_warps=4, scan_stages=5)
+            return cls(product_warps=4, transposed=False)
         return cls(
             products="tf32x3",
             leaf_products="tf32x3",
             decay_leaf=4,
             key_block=32,
             product_warps=2 if per_channel else 8,
-            value_block=32,
             scan_warps=8,
             scan_stages=1,
             transposed=False,
-            turn_by_product=False,
         )

@@ -83,10 +83,10 @@ def test_any_length(case: Case, length: int) -> None:
 @pytest.mark.parametrize(
     "case, tuning",
     [
-        (GDN, replace(BF16, transposed=False)),
+        (GDN, replace(BF16, transposed=True)),
         (GDN, replace(BF16, value_block=16)),
-        (GDN, replace(BF16, turn_by_product=False)),
-        (KDA, replace(KDA_BF16, turn_by_product=False, value_block=32)),
+        (GDN, replace(BF16, transposed=True, turn_by_product=True)),
+        (KDA, replace(KDA_BF16, transposed=True, turn_by_product=True, value_block=64)),
         (replace(GDN, key_dim=96, value_dim=48), BF16),  # blocks of 64 and 32
         (KDA, replace(KDA_BF16, transposed=False, key_block=16)),
         (KDA, replace(KDA_BF16, decay_leaf=1)),
