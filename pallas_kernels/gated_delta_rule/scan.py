@@ -24,7 +24,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plt
 
 from ..ragged import CONTINUE, Segments, TileRanges, chain_end
-from ..triton import Dot, dividing_block, iota, power_of_two_blocks, triton_call
+from ..triton import Dot, dividing_block, iota, multiply_add, power_of_two_blocks, triton_call
 from .tile import Options, Prepared
 
 State = tuple[Array, ...]  # one array a block of key channels
@@ -174,16 +174,17 @@ class _Chain:
         else:
             v = self.turned(v).astype(jnp.float32) * (1.0 / unit)
         # Sums of a product and something known before it cost nothing: it starts from that.
-        if self.per_channel:
+        from_start = None if self.per_channel else tiles.from_start[tile, self.head]
+        if from_start is None:
             rest = v - known
         else:
-            from_start = tiles.from_start[tile, self.head]
-            rest = known * self.of_rows(-from_start, known.shape) + v
+            scale = self.of_rows(-from_start, known.shape)
+            rest = multiply_add(known, scale, v, self.options.interpret)
         new = of_tokens(tiles.t[tile, self.head], rest)
         decays = self.decays(tile, ahead)
         if self.options.outputs:
             o = of_state(key_tile(tiles.q))
-            if not self.per_channel:
+            if from_start is not None:
                 o = o * self.of_rows(from_start, o.shape)
             o = o + of_tokens(tiles.p[tile, self.head], new)
             at = self.o_ref.at[rows, self.head, self.values]
