@@ -21,7 +21,6 @@ from pallas_kernels.gated_delta_rule.decode import decode
 from pallas_kernels.gated_delta_rule.inputs import SOFTPLUS
 from pallas_kernels.gated_delta_rule.prefill import ragged_prefill
 from pallas_kernels.gated_delta_rule.short_prefill import MOST_TOKENS, short_prefill
-from pallas_kernels.gated_delta_rule.tuning import PrefillTuning
 from pallas_kernels.grouped_matmul import grouped_matmul
 from pallas_kernels.paged_attention import api as attention
 from pallas_kernels.paged_attention.tuning import Tuning
@@ -30,14 +29,15 @@ TOKENS, SEGMENTS, SLOTS, BATCH = 2048, 4, 9, 32
 PAGES, PAGE, CONTEXT = 200_000, 16, 32768  # so many that offsets take 64 bits
 
 
-def prefill_function(shape: HeadShape, tuning: PrefillTuning | None = None) -> tuple[Callable, Any]:
-    """A prefill and its abstract arguments."""
+def prefill_function(shape: HeadShape, sequences: int = SEGMENTS) -> tuple[Callable, Any]:
+    """A prefill of at most so many sequences, and its abstract arguments."""
     layers = jax.ShapeDtypeStruct((SEGMENTS,), jnp.int32)
     avals = (*shape.inputs(TOKENS), shape.pool(SLOTS), layers, segments_shape(SEGMENTS))
 
     def run(qkv: Any, gates: Any, pool: Any, layers: Any, segments: Any) -> Any:
         gates = gates._replace(A_log=gates.A_log[None], dt_bias=gates.dt_bias[None])
-        return ragged_prefill(qkv, gates, pool, layers, None, segments, SOFTPLUS, tuning=tuning)
+        args = (qkv, gates, pool, layers, None, segments, SOFTPLUS)
+        return ragged_prefill(*args, sequences=sequences)
 
     return run, avals
 
@@ -232,6 +232,8 @@ def functions(name: str) -> Iterator[tuple[Callable, Any]]:
         return
     if name in HEAD_SHAPES:
         yield prefill_function(HEAD_SHAPES[name])
+        if not HEAD_SHAPES[name].per_channel:  # whose scans are cut by the number of sequences
+            yield prefill_function(HEAD_SHAPES[name], sequences=1)
         yield short_prefill_function(HEAD_SHAPES[name])
         yield decode_function(HEAD_SHAPES[name])
     else:

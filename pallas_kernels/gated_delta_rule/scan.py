@@ -23,7 +23,7 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plt
 
-from ..ragged import CONTINUE, Segments, TileRanges, chain_end
+from ..ragged import Segments, TileRanges, chain_at, chain_end
 from ..triton import Dot, dividing_block, iota, multiply_add, power_of_two_blocks, triton_call
 from .tile import Options, Prepared
 
@@ -32,9 +32,9 @@ SMALLEST = 1e-30  # a chain of zeros is divided by this
 
 
 class _Inputs(NamedTuple):
-    layer: Any  # [G1] of each segment
-    cu: Any
-    load: Any  # [G1] with a chain behind the last that has no segments
+    layer: Any  # [G] of each segment
+    cu: Any  # [G1]
+    load: Any
     store: Any
     end: Any
     tile: Any  # [G1] first tile of each segment
@@ -55,6 +55,7 @@ class _Chain:
     def __init__(self, inputs: _Inputs, tiles: Prepared, o_ref: Any, options: Options, width: int):
         self.inputs, self.tiles, self.o_ref, self.options = inputs, tiles, o_ref, options
         self.block, self.head, self.chain = (pl.program_id(axis) for axis in range(3))
+        self.segment, self.slot, self.behind = chain_at(self.chain, inputs.load, inputs.end)
         self.size, self.width = options.tuning.chunk, width
         self.flip = options.tuning.transposed
         self.turn_by_product = options.tuning.turn_by_product and self.flip
@@ -77,9 +78,8 @@ class _Chain:
         return jnp.broadcast_to(rows[None, :] if self.flip else rows[:, None], shape)
 
     def read_state(self) -> State:
-        slot, layer = self.inputs.load[self.chain], self.inputs.layer[self.chain]
-        mask = jnp.broadcast_to(slot >= 0, (1, 1))
-        at = jnp.maximum(slot, 0), layer, self.head
+        mask = jnp.broadcast_to(self.slot >= 0, (1, 1))
+        at = jnp.maximum(self.slot, 0), self.inputs.layer[self.segment], self.head
         return tuple(
             plt.load(
                 self.inputs.pool.at[(*at, part, self.values)], mask=mask, other=0.0
@@ -99,7 +99,7 @@ class _Chain:
     def unit(self, state: State) -> Array:
         """A power of two that no value of the chain, nor of its initial state, exceeds."""
         tile = self.inputs.tile
-        begin, behind = tile[self.chain], tile[self.inputs.end[self.chain]]
+        begin, behind = tile[self.chain], tile[self.behind]
 
         def widen(step: Array, largest: Array) -> Array:
             index = begin + step * 128 + iota((128,), 0)
@@ -212,13 +212,13 @@ class _Chain:
             return state
 
         scaled = tuple(self.turned(s) * (1.0 / unit) for s in start)
-        lax.fori_loop(self.chain, inputs.end[self.chain], segment_step, scaled)
+        lax.fori_loop(self.chain, self.behind, segment_step, scaled)
         if self.options.outputs:
             self.clear_padding()
 
     def clear_padding(self) -> None:
         """By the program of the chain behind the last, which has no segments."""
-        last = self.inputs.load.shape[0] - 1
+        last = self.inputs.load.shape[0]
         begin, behind = self.inputs.cu[last], self.o_ref.shape[0]
         blocks = lax.div(behind - begin + (self.size - 1), jnp.int32(self.size))
 
@@ -259,11 +259,11 @@ def scan(
     width = dividing_block(value_dim, options.tuning.value_block)
     given = {name: x for name, x in prepared._asdict().items() if x is not None}
     inputs = _Inputs(
-        jnp.pad(layers, (0, 1)),
+        layers,
         segments.cu,
-        jnp.pad(segments.load, (0, 1), constant_values=CONTINUE),
+        segments.load,
         segments.store,
-        jnp.pad(chain_end(segments), (0, 1), constant_values=count),
+        chain_end(segments),
         tiles.of_segment,
         pool,
         qkv,
