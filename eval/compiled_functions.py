@@ -21,6 +21,7 @@ from pallas_kernels.gated_delta_rule.decode import decode
 from pallas_kernels.gated_delta_rule.inputs import SOFTPLUS
 from pallas_kernels.gated_delta_rule.prefill import ragged_prefill
 from pallas_kernels.gated_delta_rule.short_prefill import MOST_TOKENS, short_prefill
+from pallas_kernels.gated_delta_rule.tuning import PrefillTuning
 from pallas_kernels.grouped_matmul import grouped_matmul
 from pallas_kernels.paged_attention import api as attention
 from pallas_kernels.paged_attention.tuning import Tuning
@@ -40,6 +41,17 @@ def prefill_function(shape: HeadShape, sequences: int = SEGMENTS) -> tuple[Calla
         return ragged_prefill(*args, sequences=sequences)
 
     return run, avals
+
+
+def prefill_functions(shape: HeadShape) -> Iterator[tuple[Callable, Any]]:
+    """Of one sequence and of several, where their kernels differ."""
+    columns = shape.heads * shape.value_dim
+    different = {
+        PrefillTuning.default(jnp.bfloat16, shape.per_channel, n * columns): n
+        for n in (1, SEGMENTS)
+    }
+    for sequences in different.values():
+        yield prefill_function(shape, sequences)
 
 
 def short_prefill_function(shape: HeadShape) -> tuple[Callable, Any]:
@@ -231,9 +243,7 @@ def functions(name: str) -> Iterator[tuple[Callable, Any]]:
         yield from OPS[name]()
         return
     if name in HEAD_SHAPES:
-        yield prefill_function(HEAD_SHAPES[name])
-        if not HEAD_SHAPES[name].per_channel:  # whose scans are cut by the number of sequences
-            yield prefill_function(HEAD_SHAPES[name], sequences=1)
+        yield from prefill_functions(HEAD_SHAPES[name])
         yield short_prefill_function(HEAD_SHAPES[name])
         yield decode_function(HEAD_SHAPES[name])
     else:
