@@ -30,16 +30,28 @@ TOKENS, SEGMENTS, SLOTS, BATCH = 2048, 4, 9, 32
 PAGES, PAGE, CONTEXT = 200_000, 16, 32768  # so many that offsets take 64 bits
 
 
-def prefill_function(shape: HeadShape, tuning: PrefillTuning | None = None) -> tuple[Callable, Any]:
-    """A prefill and its abstract arguments."""
+def prefill_function(shape: HeadShape, sequences: int = SEGMENTS) -> tuple[Callable, Any]:
+    """A prefill of at most so many sequences, and its abstract arguments."""
     layers = jax.ShapeDtypeStruct((SEGMENTS,), jnp.int32)
     avals = (*shape.inputs(TOKENS), shape.pool(SLOTS), layers, segments_shape(SEGMENTS))
 
     def run(qkv: Any, gates: Any, pool: Any, layers: Any, segments: Any) -> Any:
         gates = gates._replace(A_log=gates.A_log[None], dt_bias=gates.dt_bias[None])
-        return ragged_prefill(qkv, gates, pool, layers, None, segments, SOFTPLUS, tuning=tuning)
+        args = (qkv, gates, pool, layers, None, segments, SOFTPLUS)
+        return ragged_prefill(*args, sequences=sequences)
 
     return run, avals
+
+
+def prefill_functions(shape: HeadShape) -> Iterator[tuple[Callable, Any]]:
+    """Of one sequence and of several, where their kernels differ."""
+    columns = shape.heads * shape.value_dim
+    different = {
+        PrefillTuning.default(jnp.bfloat16, shape.per_channel, n * columns): n
+        for n in (1, SEGMENTS)
+    }
+    for sequences in different.values():
+        yield prefill_function(shape, sequences)
 
 
 def short_prefill_function(shape: HeadShape) -> tuple[Callable, Any]:
@@ -231,7 +243,7 @@ def functions(name: str) -> Iterator[tuple[Callable, Any]]:
         yield from OPS[name]()
         return
     if name in HEAD_SHAPES:
-        yield prefill_function(HEAD_SHAPES[name])
+        yield from prefill_functions(HEAD_SHAPES[name])
         yield short_prefill_function(HEAD_SHAPES[name])
         yield decode_function(HEAD_SHAPES[name])
     else:

@@ -18,8 +18,9 @@ def op(case: KernelCase, pool: Any, data: Data, implementation: Any, interpret: 
     options = {"implementation": implementation, "interpret": interpret}
     if case.decode:
         return decode_gated_delta_rule(data.qkv, data.gates, pool, 0, data.slots, **options)
-    segments = case.segments(data.slots)
-    return ragged_gated_delta_rule(data.qkv, data.gates, pool, 0, segments, **options)
+    segments, most = case.segments(data.slots), case.sequences
+    args = (data.qkv, data.gates, pool, 0, segments)
+    return ragged_gated_delta_rule(*args, sequences=most, **options)
 
 
 def reference(case: KernelCase) -> tuple[jax.Array, jax.Array]:

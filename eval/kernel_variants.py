@@ -33,14 +33,16 @@ def _product_tunings(default: PrefillTuning, per_channel: bool) -> Iterator[Pref
 
 def _scan_tunings(default: PrefillTuning) -> Iterator[PrefillTuning]:
     forms: tuple[tuple[dict[str, Any], tuple[int, ...]], ...] = (
-        ({}, (3, 4, 5)),
-        ({"scan_warps": 8}, (5,)),
-        ({"turn_by_product": False}, (3,)),
-        ({"turn_by_product": False, "value_block": 32}, (3,)),
+        ({"transposed": False}, (3, 4)),
+        ({"transposed": True}, (3, 4)),
+        ({"transposed": False, "value_block": 64}, (3,)),
+        ({"transposed": True, "value_block": 64}, (3,)),
+        ({"transposed": True, "value_block": 64, "turn_by_product": True}, (3,)),
     )
+    narrow = replace(default, value_block=32, turn_by_product=False)
     for form, stages in forms:
         for n in stages:
-            yield replace(default, **form, scan_stages=n)
+            yield replace(narrow, **form, scan_stages=n)
 
 
 def _decode_tunings(default: DecodeTuning) -> Iterator[DecodeTuning]:
@@ -64,7 +66,8 @@ def variants(case: KernelCase, interpret: bool) -> list[Variant]:
             for t, step in steps
         ]
     per_channel = case.shape.per_channel
-    default = PrefillTuning.default(jnp.bfloat16, per_channel)
+    columns = case.sequences * case.shape.heads * case.shape.value_dim
+    default = PrefillTuning.default(jnp.bfloat16, per_channel, columns)
     whole = _prefill_step(case, default, interpret)
     check = _check(case, whole, answer)
     out = [Variant("prefill", default, default, _loop(case, whole, expected), check)]

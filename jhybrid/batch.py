@@ -31,6 +31,10 @@ class PrefillBatch:
     input_slots: Int32[Array, " T"] | None = None
     whole_prompt: bool = struct.field(pytree_node=False, default=False)
 
+    @property
+    def most_sequences(self) -> int:
+        return 1 if self.whole_prompt else self.cu_seqlens.shape[0] - 1
+
 
 @struct.dataclass
 class ReplayBatch:

@@ -7,7 +7,7 @@ one before; so a state at any depth costs one more segment and no other mechanis
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -135,6 +135,16 @@ def chain_end(segments: Segments) -> Int32[Array, " G"]:
     starts = jnp.where(segments.load == CONTINUE, count, index)
     behind = jax.lax.cummin(jnp.pad(starts[1:], (0, 1), constant_values=count), reverse=True)
     return jnp.where(segments.load == CONTINUE, index, behind)
+
+
+def chain_at(index: Array, load: Any, end: Any) -> tuple[Array, Array, Array]:
+    """For a program of the chain that starts with segment `index`, from arrays or references of all
+    segments' `load` and `chain_end`: a segment whose entries may be read, the slot that the chain
+    starts from (negative: none), the segment behind its last. The index behind the last segment
+    is a chain of none, for the program that clears what no segment covers."""
+    count = load.shape[0]
+    used, segment = index < count, jnp.minimum(index, count - 1)
+    return segment, jnp.where(used, load[segment], NO_SLOT), jnp.where(used, end[segment], index)
 
 
 def gather_slots(pool: Array, slots: Int32[Array, " N"], layer: int | Array) -> Array:

@@ -82,7 +82,13 @@ def delta_rule(
         case PrefillBatch():
             assert caches is not None
             o, pool = ragged_gated_delta_rule(
-                qkv, gates, caches.recurrent, layer, batch.segments, activation=activation
+                qkv,
+                gates,
+                caches.recurrent,
+                layer,
+                batch.segments,
+                activation=activation,
+                sequences=batch.most_sequences,
             )
         case DecodeBatch():
             assert caches is not None

@@ -39,6 +39,7 @@ def ragged_gated_delta_rule(
     activation: Activation = SOFTPLUS,
     chunk_size: int = 32,
     precision: lax.Precision = lax.Precision.HIGHEST,
+    sequences: int | None = None,
     implementation: Implementation | None = None,
     interpret: bool = False,
 ) -> tuple[Float[Array, "T H V"], Float[Array, "S L H K V"]]:
@@ -47,16 +48,18 @@ def ragged_gated_delta_rule(
     `qkv` holds for each key head its query, its key and the values of its group. With a `layer` for
     each segment, `A_log` and `dt_bias` are of all layers of the pool, [L, H] and [L, H, *K].
     `chunk_size` and `precision` are of the XLA form, whose chunks are short since every segment may
-    waste most of one; the kernels choose theirs by dtype.
+    waste most of one; the kernels choose theirs by dtype. `sequences` is the most that the segments
+    belong to (None: one each), by which the kernels are cut; results do not depend on it.
     """
     layers = jnp.broadcast_to(jnp.asarray(layer, jnp.int32), segments.load.shape)
     several = gates.A_log.ndim > 1
     if choose_pallas(implementation, qkv, pool):
         one = gates._replace(A_log=gates.A_log[None], dt_bias=gates.dt_bias[None])
         sets, chosen = (gates, layers) if several else (one, None)
-        short = qkv.shape[0] <= short_prefill.MOST_TOKENS
-        op = short_prefill.short_prefill if short else prefill.ragged_prefill
-        o, pool = op(qkv, sets, pool, layers, chosen, segments, activation, interpret=interpret)
+        args = (qkv, sets, pool, layers, chosen, segments, activation)
+        if qkv.shape[0] <= short_prefill.MOST_TOKENS:
+            return short_prefill.short_prefill(*args, interpret=interpret)
+        o, pool = prefill.ragged_prefill(*args, sequences=sequences, interpret=interpret)
         assert o is not None
         return o, pool
     if several:

@@ -87,4 +87,3 @@ def _store_products(t: Tile, head: Any, kk: Array, qk: Array | None, g: Array, b
     out.beta[cell] = beta
     out.from_start[cell] = t.exp2(upto.coarse + upto.fine)
     out.to_end[cell] = t.exp2(whole - upto)
-    out.decay[cell] = t.exp2(whole.coarse + whole.fine)

@@ -24,16 +24,19 @@ def ragged_prefill(
     activation: Activation,
     *,
     outputs: bool = True,
+    sequences: int | None = None,
     tuning: PrefillTuning | None = None,
     interpret: bool = False,
 ) -> tuple[Array | None, Array]:
     """Outputs, unless only states are asked for, and the pool: updated in place when donated.
 
     `layers` [G]: the layer of the pool, and `gate_sets` [G]: the row of the gates' parameters
-    that each segment uses (None: the first).
+    that each segment uses (None: the first). `sequences`: see `api.ragged_gated_delta_rule`.
     """
-    tuning = tuning or PrefillTuning.default(qkv.dtype, gates.decay.ndim == 3)
-    key_dim, value_dim = pool.shape[3:]
+    heads, key_dim, value_dim = pool.shape[2:]
+    if tuning is None:
+        columns = (sequences or segments.load.shape[0]) * heads * value_dim
+        tuning = PrefillTuning.default(qkv.dtype, gates.decay.ndim == 3, columns)
     options = Options(key_dim, value_dim, activation, tuning, outputs, interpret)
     tiles = make_tile_ranges(segments.cu, qkv.shape[0], tuning.chunk)
     gate_set = jnp.zeros_like(tiles.start)

@@ -69,14 +69,13 @@ def products(
         "t": tile(*cells, tuning.chunk),
         "beta": out(*cells),
         "value_size": out(heads, count),
-        "decay": out(count, heads, keys) if per_channel else out(count, heads),
         "k": key_tiles,
     }
     if options.outputs:
         shapes["q"], shapes["p"] = key_tiles, tile(*cells, tuning.chunk)
     inputs = Inputs(tiles.start, tiles.rows, gate_set, qkv, *gates)
     if per_channel:
-        shapes["k_to_end"] = key_tiles
+        shapes["k_to_end"], shapes["decay"] = key_tiles, out(count, heads, keys)
         masks = sum_masks(BLOCK, tuning.decay_leaf, tuning.tile_dtype)
         inputs = inputs._replace(masks=masks)
     else:

@@ -23,8 +23,8 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plt
 
-from ..ragged import CONTINUE, Segments, TileRanges, chain_end
-from ..triton import Dot, dividing_block, iota, power_of_two_blocks, triton_call
+from ..ragged import Segments, TileRanges, chain_at, chain_end
+from ..triton import Dot, dividing_block, iota, multiply_add, power_of_two_blocks, triton_call
 from .tile import Options, Prepared
 
 State = tuple[Array, ...]  # one array a block of key channels
@@ -32,9 +32,9 @@ SMALLEST = 1e-30  # a chain of zeros is divided by this
 
 
 class _Inputs(NamedTuple):
-    layer: Any  # [G1] of each segment
-    cu: Any
-    load: Any  # [G1] with a chain behind the last that has no segments
+    layer: Any  # [G] of each segment
+    cu: Any  # [G1]
+    load: Any
     store: Any
     end: Any
     tile: Any  # [G1] first tile of each segment
@@ -42,12 +42,11 @@ class _Inputs(NamedTuple):
     qkv: Any
 
 
-class _Scalings(NamedTuple):
-    """Of a tile, in registers: read one tile ahead, so that no step waits for memory."""
+class _Span(NamedTuple):
+    """Of a segment, read before its first step."""
 
-    v: Array | None
-    decay: tuple[Array, ...]
-    from_start: Array | None
+    origin: Array  # tile i starts at token origin + i C
+    behind: Array  # the first token that is not in the segment
 
 
 class _Chain:
@@ -56,6 +55,7 @@ class _Chain:
     def __init__(self, inputs: _Inputs, tiles: Prepared, o_ref: Any, options: Options, width: int):
         self.inputs, self.tiles, self.o_ref, self.options = inputs, tiles, o_ref, options
         self.block, self.head, self.chain = (pl.program_id(axis) for axis in range(3))
+        self.segment, self.slot, self.behind = chain_at(self.chain, inputs.load, inputs.end)
         self.size, self.width = options.tuning.chunk, width
         self.flip = options.tuning.transposed
         self.turn_by_product = options.tuning.turn_by_product and self.flip
@@ -78,9 +78,8 @@ class _Chain:
         return jnp.broadcast_to(rows[None, :] if self.flip else rows[:, None], shape)
 
     def read_state(self) -> State:
-        slot, layer = self.inputs.load[self.chain], self.inputs.layer[self.chain]
-        mask = jnp.broadcast_to(slot >= 0, (1, 1))
-        at = jnp.maximum(slot, 0), layer, self.head
+        mask = jnp.broadcast_to(self.slot >= 0, (1, 1))
+        at = jnp.maximum(self.slot, 0), self.inputs.layer[self.segment], self.head
         return tuple(
             plt.load(
                 self.inputs.pool.at[(*at, part, self.values)], mask=mask, other=0.0
@@ -100,7 +99,7 @@ class _Chain:
     def unit(self, state: State) -> Array:
         """A power of two that no value of the chain, nor of its initial state, exceeds."""
         tile = self.inputs.tile
-        begin, behind = tile[self.chain], tile[self.inputs.end[self.chain]]
+        begin, behind = tile[self.chain], tile[self.behind]
 
         def widen(step: Array, largest: Array) -> Array:
             index = begin + step * 128 + iota((128,), 0)
@@ -114,28 +113,41 @@ class _Chain:
         bits = lax.bitcast_convert_type(largest, jnp.int32)
         return lax.bitcast_convert_type((bits + 0x7FFFFF) & 0x7F800000, jnp.float32)
 
-    def values_of(self, segment: Array, tile: Array) -> Array:
+    def span(self, segment: Array) -> _Span:
         inputs = self.inputs
-        token = inputs.cu[segment] + (tile - inputs.tile[segment]) * self.size
-        valid = (token + iota((self.size,), 0) < inputs.cu[segment + 1])[:, None]
-        at = inputs.qkv.at[pl.ds(token, self.size), self.key_head, self.values_in]
-        return plt.load(at, mask=valid, other=0.0)
+        first, behind = inputs.cu[segment], inputs.cu[segment + 1]
+        return _Span(first - inputs.tile[segment] * self.size, behind)
 
-    def read_ahead(self, segment: Array, tile: Array) -> _Scalings:
-        """Of a tile of the segment; zeros behind its last."""
-        tiles = self.tiles
-        v = None if self.turn_by_product else self.values_of(segment, tile)
-        tile = jnp.minimum(tile, tiles.t.shape[0] - 1)
+    def tokens(self, span: _Span, tile: Array) -> tuple[Any, Array]:
+        """The rows of a tile, and which of them are the segment's."""
+        token = span.origin + tile * self.size
+        return pl.ds(token, self.size), (token + iota((self.size,), 0) < span.behind)[:, None]
+
+    def decays_ahead(self, tile: Array) -> State:
+        """KDA: of a tile, in registers. No product takes them, so no pipeline fetches them."""
+        if not self.per_channel:
+            return ()
+        tile = jnp.minimum(tile, self.tiles.t.shape[0] - 1)
+        return tuple(self.tiles.decay[tile, self.head, part] for part in self.parts)
+
+    def decays(self, tile: Array, ahead: State) -> State:
+        """Of the state over a tile, for each block of keys."""
         if self.per_channel:
-            decay = tuple(tiles.decay[tile, self.head, part] for part in self.parts)
-            return _Scalings(v, decay, None)
-        return _Scalings(v, (tiles.decay[tile, self.head],), tiles.from_start[tile, self.head])
+            return tuple(d[None, :] if self.flip else d[:, None] for d in ahead)
+        # Of its last row: in the L1 cache, where the pipeline's copy of the rows left its line.
+        decay = self.tiles.from_start[tile, self.head, self.size - 1]
+        return (decay,) * len(self.parts)
 
     def tile_step(
-        self, segment: Array, unit: Array, tile: Array, carry: tuple[State, _Scalings]
-    ) -> tuple[State, _Scalings]:
+        self, span: _Span, unit: Array, tile: Array, carry: tuple[State, State]
+    ) -> tuple[State, State]:
+        """Whatever it reads feeds a product, so that the compiler's pipeline has fetched it tiles
+        ago. Any other load is waited for within the step, often by an instruction that has nothing
+        to do with it: there are six flags to wait for, shared by all loads on their way."""
         state, ahead = carry
         tiles, dot, flip = self.tiles, self.dot, self.flip
+        rows, valid = self.tokens(span, tile)
+        following = self.decays_ahead(tile + 1)
 
         def of_state(rows: list[Array]) -> Array:
             """Sum over key blocks of a tile's rows [C, Kb] times the state, [C, V] or turned."""
@@ -153,36 +165,34 @@ class _Chain:
 
         k = key_tile(tiles.k)
         known = of_state(k)
-        if self.options.tuning.turn_by_product and flip:
+        at = self.inputs.qkv.at[rows, self.key_head, self.values_in]
+        v = plt.load(at, mask=valid, other=0.0)
+        if self.turn_by_product:
             diagonal = iota((self.size, self.size), 0) == iota((self.size, self.size), 1)
             scaled = jnp.where(diagonal, 1.0 / unit, 0.0).astype(jnp.bfloat16)  # exact
-            v = Dot("bf16", self.options.interpret)(self.values_of(segment, tile), scaled, ta=True)
+            v = Dot("bf16", self.options.interpret)(v, scaled, ta=True)
         else:
-            assert ahead.v is not None
-            v = self.turned(ahead.v).astype(jnp.float32) * (1.0 / unit)
+            v = self.turned(v).astype(jnp.float32) * (1.0 / unit)
         # Sums of a product and something known before it cost nothing: it starts from that.
-        if ahead.from_start is None:
+        from_start = None if self.per_channel else tiles.from_start[tile, self.head]
+        if from_start is None:
             rest = v - known
         else:
-            rest = known * self.of_rows(-ahead.from_start, known.shape) + v
+            scale = self.of_rows(-from_start, known.shape)
+            rest = multiply_add(known, scale, v, self.options.interpret)
         new = of_tokens(tiles.t[tile, self.head], rest)
-        # Not sooner: a step begins with a fence, which waits for every load on its way.
-        following = self.read_ahead(segment, tile + 1)
+        decays = self.decays(tile, ahead)
         if self.options.outputs:
             o = of_state(key_tile(tiles.q))
-            if ahead.from_start is not None:
-                o = o * self.of_rows(ahead.from_start, o.shape)
+            if from_start is not None:
+                o = o * self.of_rows(from_start, o.shape)
             o = o + of_tokens(tiles.p[tile, self.head], new)
-            token = self.inputs.cu[segment] + (tile - self.inputs.tile[segment]) * self.size
-            valid = (token + iota((self.size,), 0) < self.inputs.cu[segment + 1])[:, None]
-            at = self.o_ref.at[pl.ds(token, self.size), self.head, self.values]
+            at = self.o_ref.at[rows, self.head, self.values]
             plt.store(at, self.turned((o * unit).astype(self.o_ref.dtype)), mask=valid)
         if self.per_channel:
             k = key_tile(tiles.k_to_end)
-            decays = [d[None, :] if flip else d[:, None] for d in ahead.decay]
         else:
             new = new * self.of_rows(tiles.to_end[tile, self.head], new.shape)
-            decays = list(ahead.decay) * len(k)
         state = tuple(
             s * decay + (dot(new, x) if flip else dot(x, new, ta=True))
             for s, decay, x in zip(state, decays, k, strict=True)
@@ -196,21 +206,19 @@ class _Chain:
 
         def segment_step(segment: Array, state: State) -> State:
             first, behind = inputs.tile[segment], inputs.tile[segment + 1]
-
-            carry = (state, self.read_ahead(segment, first))
-            step = functools.partial(self.tile_step, segment, unit)
-            state, _ = lax.fori_loop(first, behind, step, carry)
+            step = functools.partial(self.tile_step, self.span(segment), unit)
+            state, _ = lax.fori_loop(first, behind, step, (state, self.decays_ahead(first)))
             self.write_state(new_pool_ref, segment, state, unit)
             return state
 
         scaled = tuple(self.turned(s) * (1.0 / unit) for s in start)
-        lax.fori_loop(self.chain, inputs.end[self.chain], segment_step, scaled)
+        lax.fori_loop(self.chain, self.behind, segment_step, scaled)
         if self.options.outputs:
             self.clear_padding()
 
     def clear_padding(self) -> None:
         """By the program of the chain behind the last, which has no segments."""
-        last = self.inputs.load.shape[0] - 1
+        last = self.inputs.load.shape[0]
         begin, behind = self.inputs.cu[last], self.o_ref.shape[0]
         blocks = lax.div(behind - begin + (self.size - 1), jnp.int32(self.size))
 
@@ -251,11 +259,11 @@ def scan(
     width = dividing_block(value_dim, options.tuning.value_block)
     given = {name: x for name, x in prepared._asdict().items() if x is not None}
     inputs = _Inputs(
-        jnp.pad(layers, (0, 1)),
+        layers,
         segments.cu,
-        jnp.pad(segments.load, (0, 1), constant_values=CONTINUE),
+        segments.load,
         segments.store,
-        jnp.pad(chain_end(segments), (0, 1), constant_values=count),
+        chain_end(segments),
         tiles.of_segment,
         pool,
         qkv,

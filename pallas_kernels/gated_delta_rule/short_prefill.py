@@ -17,7 +17,7 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plt
 
-from ..ragged import CONTINUE, Segments, chain_end
+from ..ragged import Segments, chain_at, chain_end
 from ..triton import dividing_block, power_of_two_blocks, triton_call
 from .inputs import Activation, Gates
 from .reference import L2_EPS
@@ -107,7 +107,8 @@ def _kernel(
 
         return state
 
-    slot, layer = load_ref[chain], layer_ref[jnp.minimum(chain, layer_ref.shape[0] - 1)]
+    first, slot, behind = chain_at(chain, load_ref, end_ref)
+    layer = layer_ref[first]
     from_slot = jnp.broadcast_to(slot >= 0, (1, 1))
     state = tuple(
         plt.load(
@@ -117,14 +118,14 @@ def _kernel(
         ).astype(jnp.float32)
         for part in keys
     )
-    lax.fori_loop(chain, end_ref[chain], run, state)
+    lax.fori_loop(chain, behind, run, state)
 
     def clear(token: Array, carry: Array) -> Array:
         o_ref[token, head, values] = jnp.zeros((width,), o_ref.dtype)
         return carry
 
     # The program of the chain behind the last, which has no segments, leaves no row as it was.
-    last = load_ref.shape[0] - 1
+    last = load_ref.shape[0]
     unused = jnp.where(chain == last, cu_ref[last], size)
     lax.fori_loop(unused, jnp.int32(size), clear, jnp.int32(0))
 
@@ -164,9 +165,9 @@ def short_prefill(
         layers,
         sets,
         segments.cu,
-        jnp.pad(segments.load, (0, 1), constant_values=CONTINUE),
+        segments.load,
         segments.store,
-        jnp.pad(chain_end(segments), (0, 1), constant_values=count),
+        chain_end(segments),
         qkv,
         *(gates.decay, gates.beta, gates.A_log, gates.dt_bias),
         pool,

@@ -57,12 +57,12 @@ class Prepared(NamedTuple):
     t: Any  # [N, H, C, C]; A before it is inverted
     beta: Any  # [N, H, C]
     value_size: Any  # [H, N] the tile's largest value
-    decay: Any  # over the tile: [N, H], KDA [N, H, K]
     k: Any  # [N, Hk, C, K]; KDA: decayed from the tile's start
     q: Any = None  # likewise; None without outputs
     p: Any = None  # [N, H, C, C]; None without outputs
     k_to_end: Any = None  # KDA: [N, H, C, K]
-    from_start: Any = None  # GDN: decays of rows [N, H, C]
+    decay: Any = None  # KDA: over the tile [N, H, K]
+    from_start: Any = None  # GDN: decays of rows [N, H, C]; the last row's is the tile's
     to_end: Any = None
 
 

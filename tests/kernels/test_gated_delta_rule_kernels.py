@@ -43,7 +43,8 @@ from .test_gated_delta_rule import (
 
 GDN = Case("gdn", key_heads=1, heads=2, key_dim=32, value_dim=32)
 KDA = Case("kda", key_heads=1, heads=1, per_channel=True, key_dim=32)
-BF16, KDA_BF16 = (PrefillTuning.default(jnp.bfloat16, per_channel) for per_channel in (False, True))
+BF16, KDA_BF16 = (PrefillTuning.default(jnp.bfloat16, channels, 64) for channels in (False, True))
+MANY = PrefillTuning.default(jnp.bfloat16, False, 1 << 16)
 
 
 @functools.cache
@@ -83,10 +84,10 @@ def test_any_length(case: Case, length: int) -> None:
 @pytest.mark.parametrize(
     "case, tuning",
     [
-        (GDN, replace(BF16, transposed=False)),
+        (GDN, replace(BF16, transposed=True)),
         (GDN, replace(BF16, value_block=16)),
-        (GDN, replace(BF16, turn_by_product=False)),
-        (KDA, replace(KDA_BF16, turn_by_product=False, value_block=32)),
+        (replace(GDN, value_dim=64), MANY),
+        (KDA, replace(KDA_BF16, transposed=True, turn_by_product=True, value_block=64)),
         (replace(GDN, key_dim=96, value_dim=48), BF16),  # blocks of 64 and 32
         (KDA, replace(KDA_BF16, transposed=False, key_block=16)),
         (KDA, replace(KDA_BF16, decay_leaf=1)),
@@ -97,6 +98,15 @@ def test_tunings_change_no_result(case: Case, tuning: PrefillTuning) -> None:
     o, state, expected, expected_state = prefill(case, 100, jnp.bfloat16, tuning)
     assert_close("o", o, expected, BF16_BOUND)
     assert_close("state", state, expected_state, BF16_BOUND)
+
+
+@pytest.mark.parametrize("sequences, heads, block", [(1, 32, 32), (2, 32, 64), (1, 48, 64)])
+def test_scans_of_few_columns_are_cut_finer(sequences: int, heads: int, block: int) -> None:
+    """128 programs of 32 columns are at work at once on the 132 multiprocessors of an H200."""
+    columns = sequences * heads * 128
+    assert PrefillTuning.default(jnp.bfloat16, False, columns).value_block == block
+    small = PrefillTuning.default(jnp.bfloat16, False, columns, multiprocessors=64)
+    assert small.value_block == 64
 
 
 @pytest.mark.parametrize(
@@ -246,10 +256,10 @@ def test_lowers_for_cuda(shape: HeadShape, dtype: Any) -> None:
     ragged = functools.partial(ragged_gated_delta_rule, implementation="pallas")
     step = functools.partial(decode_gated_delta_rule, implementation="pallas")
     layer = jax.ShapeDtypeStruct((), jnp.int32)
-    text = lower_for_cuda(
-        ragged, *shape.inputs(1000, dtype), shape.pool(9, 2), layer, segments_shape(4)
-    )
-    assert text.count(TRITON_CALL) == 3
+    args = (*shape.inputs(1000, dtype), shape.pool(9, 2), layer, segments_shape(4))
+    for most in (None, 1):
+        run = functools.partial(ragged, sequences=most)
+        assert lower_for_cuda(run, *args).count(TRITON_CALL) == 3
     slots = jax.ShapeDtypeStruct((32,), jnp.int32)
     text = lower_for_cuda(step, *shape.inputs(32, dtype), shape.pool(33, 2), layer, slots)
     assert text.count(TRITON_CALL) == 1
