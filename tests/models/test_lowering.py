@@ -34,9 +34,10 @@ def test_layers_of_a_kind_are_lowered_once(name: str) -> None:
 
 
 def test_layers_of_a_replay_are_lowered_once() -> None:
-    """Two linear layers in each group: of the second, whose output nobody wants, a part."""
+    """Two linear layers in each group: of the second, whose output nobody wants, a part. In either
+    position the first layer begins the array that the others write on in."""
     written, called = _lowered("replay", recovery="anchored")
-    assert written == {"_rule_inputs": 2, "_rest_of_layer": 1}
+    assert written == {"_rule_inputs": 4, "_rest_of_layer": 1}
     assert called == {"_rule_inputs": 8, "_rest_of_layer": 4}
 
 
