@@ -55,7 +55,7 @@ def dispatch(
     host.start(first.loads)
     for moves in first.restores:
         runner.load_states(moves, keep=False)
-    host.send(beside_decodes=not alone)
+    host.send(beside_decodes=not alone, late=not alone)
     for replay in first.replays:
         runner.replay(replay)
     if alone:

@@ -256,9 +256,9 @@ def _kv_parts(loads: list[Load]) -> list[Part]:
 def _input_parts(loads: list[Load]) -> list[Part]:
     """The pieces of chunks with group inputs that are wanted, and their pages."""
     parts = list[Part]()
-    for chunk, to in _targets(loads, [load.input_pages for load in loads]).items():
-        wanted = to[: chunk.rows] >= 0
-        for piece in input_pieces(wanted) if wanted.any() else ():
+    some = [load for load in loads if (load.input_pages >= 0).any()]
+    for chunk, to in _targets(some, [load.input_pages for load in some]).items():
+        for piece in input_pieces(to[: chunk.rows] >= 0):
             pages = np.full(padded_rows(len(piece)), -1, np.int32)
             pages[: len(piece)] = to[piece.start : piece.stop]
             parts.append((pages, chunk.payload["inputs"][piece.start]))

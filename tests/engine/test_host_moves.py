@@ -101,8 +101,8 @@ def test_a_hit_alone_is_one_step_and_what_it_waits_for_comes_first(
     engine.step()
     phases = [name for name, _ in itertools.groupby(sent)]
     assert phases == [
-        *("send-inputs", "stage", "send-kv", "stage", "put-inputs", "send-states", "replay"),
-        *("put-kv", "prefill", "set_row", "draw-GREEDY", "put-states"),
+        *("send-inputs", "stage", "send-kv", "stage", "put-inputs", "replay", "put-kv"),
+        *("send-states", "put-kv", "prefill", "set_row", "draw-GREEDY", "put-states"),
     ]
     assert sent.count("send-kv") > STEP_CHUNKS
     assert [len(update.token_ids) for update in engine.step()] == [1]
