@@ -60,13 +60,13 @@ def warm_up_calls(runner: ModelRunner) -> Iterator[Call]:
         for size in ROW_SIZES[kind]:
             yield f"take-{kind}", (size,), (caches, np.full(size, -1, np.int32))
         for parts, size in put_sizes(kind):
-            taken = functools.partial(take_pages, kind=kind, pages=np.zeros(size, np.int32))
+            at = np.full((parts, size), -1, np.int32)
+            taken = functools.partial(take_pages, kind=kind)
             rows_of = jax.tree.map(
                 lambda row, place: jax.ShapeDtypeStruct(row.shape, row.dtype, sharding=place),
-                jax.eval_shape(taken, caches),
+                jax.eval_shape(taken, caches, pages=at[0]),
                 runner.placed(kind, "device"),
             )
-            at = np.full((parts, size), -1, np.int32)
             yield put_name(kind, parts), at.shape, (caches, [rows_of] * parts, at)
     if runner.compressed is not None:
         moves = (caches, runner.compressed, runner.maps, *pairs([], MOVES))
