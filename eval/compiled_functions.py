@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -113,11 +113,48 @@ def experts_functions() -> Iterator[tuple[Callable, Any]]:
         yield _in_pallas(grouped_matmul, dtype=jnp.bfloat16), (h, down, sizes)
 
 
-def product_functions() -> Iterator[tuple[Callable, Any]]:
-    """Qwen3.5-4B and Qwen3.6-27B: what a block reads, with gates beside; what it adds."""
+class ProductShapes(NamedTuple):
+    """Of a model's decode step; matrices are (groups, outputs) of each product of one launch."""
 
-    def read(x: Any, scale: Any, first: Any, gates: Any) -> Any:
-        products = (Product(first), Product(gates, dtype=jnp.float32))
+    hidden: int
+    read: tuple[tuple[tuple[int, int], ...], ...]
+    combined: int  # outputs of two matrices
+    added: tuple[int, ...]  # inner dimensions of what goes to the residual stream
+
+
+PRODUCT_SHAPES = {
+    "Qwen3.5-4B": ProductShapes(
+        2560,
+        (((1, 12288), (2, 32)), ((1, 8192), (1, 1024), (1, 1024)), ((1, 248320),)),
+        9216,
+        (4096, 9216),
+    ),
+    "Qwen3.6-27B": ProductShapes(
+        5120,
+        (((1, 16384), (2, 48)), ((1, 12288), (1, 1024), (1, 1024)), ((1, 248320),)),
+        17408,
+        (6144, 17408),
+    ),
+    "Qwen3.5-35B-A3B": ProductShapes(
+        2048,
+        (((1, 12288), (2, 32)), ((1, 8192), (1, 512), (1, 512)), ((1, 248320),)),
+        512,
+        (4096, 512),
+    ),
+    "Kimi-Linear": ProductShapes(
+        2304,
+        (((1, 12288), (1, 128), (1, 32)), ((1, 6144),), ((1, 576),), ((1, 163840),)),
+        9216,
+        (4096, 9216, 1024),
+    ),
+}
+
+
+def product_functions() -> Iterator[tuple[Callable, Any]]:
+    """What a block reads, with gates beside; what it combines; what it adds; the vocabulary."""
+
+    def read(x: Any, scale: Any, first: Any, *rest: Any) -> Any:
+        products = (Product(first), *(Product(w, dtype=jnp.float32) for w in rest))
         return _in_pallas(skinny_matmuls)(x, products, (scale, 1e-6))
 
     def gated(x: Any, scale: Any, gate_up: Any) -> Any:
@@ -127,12 +164,14 @@ def product_functions() -> Iterator[tuple[Callable, Any]]:
         return _in_pallas(skinny_matmuls)(x, (Product(w, residual=residual),))
 
     bf16 = functools.partial(jax.ShapeDtypeStruct, dtype=jnp.bfloat16)
-    for rows in (2, 32):
-        for hidden, mixed, gates, width in ((2560, 12288, 64, 9216), (5120, 16384, 96, 17408)):
+    for rows in (2, 8, 16, 24, 32):
+        for hidden, launches, combined, added in PRODUCT_SHAPES.values():
             x, scale = bf16((rows, hidden)), jax.ShapeDtypeStruct((hidden,), jnp.float32)
-            yield read, (x, scale, bf16((1, mixed, hidden)), bf16((1, gates, hidden)))
-            yield gated, (x, scale, bf16((2, width, hidden)))
-            yield add, (bf16((rows, width)), bf16((1, hidden, width)), x)
+            for matrices in launches:
+                yield read, (x, scale, *(bf16((*each, hidden)) for each in matrices))
+            yield gated, (x, scale, bf16((2, combined, hidden)))
+            for inner in added:
+                yield add, (bf16((rows, inner)), bf16((1, hidden, inner)), x)
 
 
 def _swiglu(gate: Any, up: Any) -> Any:

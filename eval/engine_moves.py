@@ -15,6 +15,7 @@ import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import jax
 import numpy as np
 
 from jhybrid.config import require
@@ -25,8 +26,8 @@ from jhybrid.engine.request import PrefixCacheOptions, RecoveryName, Request, Sa
 
 from .flags import counts
 from .results import Result, ResultsFile
+from .ttft_timeline import REQUEST, show
 from .ttft_timeline import record as timeline
-from .ttft_timeline import show
 
 SUITE = "engine-moves"
 STREAM_PROMPT = 4  # tokens; few, so that all streams start in one step
@@ -67,7 +68,8 @@ def run(args: argparse.Namespace) -> None:
 
     load = Load(engine)
     case = f"hit/{args.matched}"
-    measured = hits(load, args.matched, args.suffix, args.repeat, args.timelines)
+    traces = args.out / "traces" if args.timelines else None
+    measured = hits(load, args.matched, args.suffix, args.repeat, traces)
     for arm, (times, replayed) in measured.items():
         record(case, arm, "ttft", 1e3 * statistics.median(times), "ms", len(times))
         record(case, arm, "replayed", replayed, "tokens", len(times))
@@ -104,10 +106,11 @@ class Load:
     def first_token(self, prompt: list[int], recovery: RecoveryName) -> tuple[float, int]:
         """Seconds to it, and tokens replayed. The engine is idle before and after."""
         begin = time.perf_counter()
-        self.add(prompt, 1, recovery)
-        updates = []
-        while not updates:
-            updates = self.engine.step()
+        with jax.profiler.TraceAnnotation(REQUEST):
+            self.add(prompt, 1, recovery)
+            updates = []
+            while not updates:
+                updates = self.engine.step()
         seconds = time.perf_counter() - begin
         self.drain()
         used = updates[0].prefix_cache
@@ -150,7 +153,7 @@ class Load:
 
 
 def hits(
-    load: Load, matched: int, suffix: int, repeat: int, timelines: bool = False
+    load: Load, matched: int, suffix: int, repeat: int, traces: Path | None = None
 ) -> dict[RecoveryName, tuple[list[float], int]]:
     """Seconds of each hit, and tokens replayed, by recovery; one first that is not counted.
 
@@ -180,8 +183,10 @@ def hits(
             seconds, replayed = hit(recovery)
             before = found[recovery][0] if number > 1 else []
             found[recovery] = [*before, seconds], replayed
-    for recovery in found if timelines else ():
-        print(recovery, show(timeline(lambda arm=recovery: hit(arm))), flush=True)
+    if traces is not None:
+        for recovery in found:
+            told = timeline(lambda arm=recovery: hit(arm), traces / recovery)
+            print(recovery, show(told), flush=True)
     return found
 
 

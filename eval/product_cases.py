@@ -12,7 +12,7 @@ from jax import Array
 
 from pallas_kernels import Product, skinny_matmuls
 from pallas_kernels.skinny_matmul import kernel
-from pallas_kernels.skinny_matmul.kernel import MAX_VECTOR_ROWS, SkinnyTuning
+from pallas_kernels.skinny_matmul.tuning import MAX_VECTOR_ROWS, SkinnyTuning
 
 from .op_case import OpCase
 
@@ -22,13 +22,13 @@ EPS = 1e-6
 
 @dataclass(frozen=True)
 class ProductCase(OpCase):
-    """`counts` outputs of one product each (two matrices combined where `gated`) of `rows` rows;
-    with a norm of the rows before (`normed`), else with a residual after."""
+    """Products of `rows` rows with `matrices` (groups, outputs) each, two of a group combined where
+    `gated`; with a norm of the rows before (`normed`), else with a residual after."""
 
     layer: str
     rows: int
     inner: int
-    counts: tuple[int, ...]
+    matrices: tuple[tuple[int, int], ...]
     gated: bool = False
     normed: bool = True
 
@@ -38,7 +38,7 @@ class ProductCase(OpCase):
 
     @property
     def floor_bytes(self) -> int:
-        return 2 * (1 + self.gated) * sum(self.counts) * self.inner
+        return 2 * self.inner * sum(groups * count for groups, count in self.matrices)
 
     @property
     def _sets(self) -> int:
@@ -49,17 +49,16 @@ class ProductCase(OpCase):
         for seed in range(self._sets):
             key = jax.random.key(seed)
             weights = [
-                jax.random.normal(jax.random.fold_in(key, n), shape, jnp.bfloat16)
+                jax.random.normal(jax.random.fold_in(key, n), (*each, self.inner), jnp.bfloat16)
                 * jnp.bfloat16(self.inner**-0.5)
-                for n, count in enumerate(self.counts)
-                for shape in [(1 + self.gated, count, self.inner)]
+                for n, each in enumerate(self.matrices)
             ]
             out.append((jax.random.normal(key, (self.rows, self.inner), jnp.bfloat16), weights))
         return out
 
     def state(self) -> Any:
         """The residual stream, which keeps its size: what is added to it is small."""
-        return jnp.zeros((self.rows, self.counts[0]), jnp.bfloat16)
+        return jnp.zeros((self.rows, self.matrices[0][1]), jnp.bfloat16)
 
     def step(self, state: Any, inputs: Any, **options: Any) -> tuple[Any, Any]:
         x, weights = inputs
@@ -77,14 +76,15 @@ class ProductCase(OpCase):
         return self.step(state.astype(jnp.float32), wide, implementation="xla")
 
     def tunings(self) -> list[Any]:
-        default = SkinnyTuning.default(self.rows, 1 + self.gated, self.inner)
-        if self.rows > MAX_VECTOR_ROWS:
-            grid = product((32, 64), (128, 256), (2, 4), (3, 4, 5))
-            return [default, *(SkinnyTuning(o, i, w, stages=s) for o, i, w, s in grid)]
-        forms = [(1, 1024, 2), (2, 512, 1), (2, 1024, 4), (4, 1024, 4), (1, 2048, 4)]
-        ahead = [SkinnyTuning(*form, ahead=n) for form in forms for n in (1, 2)]
-        unrolled = [SkinnyTuning(2, 512, 1, unroll=5), SkinnyTuning(2, 1024, 4)]
-        return [default, *ahead, *unrolled, SkinnyTuning(2, 1024, 4, ahead=3)]
+        out = [SkinnyTuning.default(self.rows, self.inner, self.matrices, self.normed)]
+        wide = ((32, 256, 2), (64, 64, 4), (64, 128, 4))
+        out += [SkinnyTuning(*f, stages=s, matrix=True) for f in wide for s in (3, 4, 6, 9)]
+        if self.rows <= MAX_VECTOR_ROWS:
+            narrow = product((32, 64), (64, 128), (3, 6, 9))
+            out += [SkinnyTuning(o, i, 2, 1, s, matrix=True, narrow=True) for o, i, s in narrow]
+            out += [SkinnyTuning(2, 512, 1, unroll=5), SkinnyTuning(4, 512, 2, unroll=2)]
+            out += [SkinnyTuning(2, 1024, 4), SkinnyTuning(4, 1024, 4)]
+        return out
 
 
 def _swiglu(gate: Array, up: Array) -> Array:
@@ -93,29 +93,31 @@ def _swiglu(gate: Array, up: Array) -> Array:
 
 def product_cases() -> list[OpCase]:
     """Qwen3.5-4B (hidden 2,560) and Qwen3.6-27B (5,120)."""
+    plain, gated = {"normed": False}, {"gated": True}
     layers: Any = (
-        ("4b_qkvz_gates", 2560, (12288, 64), {}),
-        ("4b_qkv", 2560, (8192, 1024, 1024), {}),
-        ("4b_out", 4096, (2560,), {"normed": False}),
-        ("4b_gate_up", 2560, (9216,), {"gated": True}),
-        ("4b_down", 9216, (2560,), {"normed": False}),
-        ("4b_head", 2560, (248320,), {}),
-        ("27b_qkvz_gates", 5120, (16384, 96), {}),
-        ("27b_out", 6144, (5120,), {"normed": False}),
-        ("27b_gate_up", 5120, (17408,), {"gated": True}),
-        ("27b_down", 17408, (5120,), {"normed": False}),
-        ("27b_head", 5120, (248320,), {}),
+        ("4b_qkvz_gates", 2560, ((1, 12288), (2, 32)), {}),
+        ("4b_qkv", 2560, ((1, 8192), (1, 1024), (1, 1024)), {}),
+        ("4b_out", 4096, ((1, 2560),), plain),
+        ("4b_gate_up", 2560, ((2, 9216),), gated),
+        ("4b_down", 9216, ((1, 2560),), plain),
+        ("4b_head", 2560, ((1, 248320),), {}),
+        ("27b_qkvz_gates", 5120, ((1, 16384), (2, 48)), {}),
+        ("27b_qkv", 5120, ((1, 12288), (1, 1024), (1, 1024)), {}),
+        ("27b_out", 6144, ((1, 5120),), plain),
+        ("27b_gate_up", 5120, ((2, 17408),), gated),
+        ("27b_down", 17408, ((1, 5120),), plain),
+        ("27b_head", 5120, ((1, 248320),), {}),
     )
     return [
-        ProductCase(name, rows, inner, counts, **options)
-        for name, inner, counts, options in layers
+        ProductCase(name, rows, inner, matrices, **options)
+        for name, inner, matrices, options in layers
         for rows in (2, 24)
     ]
 
 
 def tiny_product_cases() -> list[OpCase]:
     return [
-        ProductCase("tiny_qkvz", 2, 256, (64, 16)),
-        ProductCase("tiny_gate_up", 8, 128, (32,), gated=True),
-        ProductCase("tiny_down", 2, 256, (32,), normed=False),
+        ProductCase("tiny_qkvz", 2, 256, ((1, 64), (2, 16))),
+        ProductCase("tiny_gate_up", 8, 128, ((2, 32),), gated=True),
+        ProductCase("tiny_down", 2, 256, ((1, 32),), normed=False),
     ]

@@ -13,23 +13,27 @@ from jax import Array
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plt
 
-from ..triton import dividing_block, power_of_two_blocks, triton_call
+from ..triton import barrier, dividing_block, multiply_add, power_of_two_blocks, triton_call
 from .inputs import Activation, Gates
 from .reference import L2_EPS
+
+TWO_EACH = 264  # programs: two for each multiprocessor of an H200
+MOST_KEYS = 128  # with a value block of 64 and 4 warps, a state is then 64 registers a thread
 
 
 @dataclass(frozen=True)
 class DecodeTuning:
-    value_block: int = 32
+    value_block: int = 64
     warps: int = 4
     blocks: int = 1  # value blocks of a program, each read while the one before is worked on
-    evict_first: bool = False  # of cached lines: states are read once a step and fill the cache
 
     @classmethod
-    def default(cls, batch: int, heads: int) -> DecodeTuning:
+    def default(cls, batch: int, heads: int, key_dim: int, value_dim: int) -> DecodeTuning:
         """Few programs: small blocks, to spread one state over many multiprocessors."""
         if batch * heads <= 128:
             return cls(value_block=16, warps=2)
+        if batch * heads * value_dim < TWO_EACH * 64 or key_dim > MOST_KEYS:
+            return cls(value_block=32)
         return cls()
 
 
@@ -47,15 +51,62 @@ def _kernel(
     *,
     activation: Activation,
     tuning: DecodeTuning,
+    interpret: bool,
 ) -> None:
     group_of_blocks, head, row = (pl.program_id(axis) for axis in range(3))
     (heads, key_dim, value_dim), width = pool_ref.shape[2:], tuning.value_block
     group = heads // qkv_ref.shape[1]
     key_head = head // group
     slot, layer = slot_ref[row], layer_ref[0]
-    policy = "evict_first" if tuning.evict_first else None
     keys = [pl.ds(*cut) for cut in power_of_two_blocks(key_dim)]
     firsts = [(group_of_blocks * tuning.blocks + n) * width for n in range(tuning.blocks)]
+
+    def read(first: Any, size: int) -> Array:
+        return qkv_ref[row, key_head, pl.ds(first, size)]
+
+    def state(first: Any) -> list[Array]:
+        cells = [pool_ref.at[slot, layer, head, part, pl.ds(first, width)] for part in keys]
+        return [plt.load(cell) for cell in cells]
+
+    def inputs() -> Any:
+        q, k = (
+            [read(offset + start, size) for offset, size in power_of_two_blocks(key_dim)]
+            for start in (0, key_dim)
+        )
+        values = 2 * key_dim + (head % group) * value_dim
+        v = [read(values + first, width) for first in firsts]
+        logit, rate = beta_ref[row, head], rate_ref[head]
+        if len(z_ref.shape) == 3:
+            z = [(z_ref[row, head, part], bias_ref[head, part]) for part in keys]
+        else:
+            z = [(z_ref[row, head], bias_ref[head])] * len(keys)
+        return q, k, v, logit, rate, z
+
+    def finish(ahead: Any, q: Any, k: Any, v: Any, logit: Any, rate: Any, z: Any) -> None:
+        q, k = ([x.astype(jnp.float32) for x in parts] for parts in (q, k))
+        q_scale = jax.lax.rsqrt(_sum(x * x for x in q) + L2_EPS) * key_dim**-0.5
+        k_scale = jax.lax.rsqrt(_sum(x * x for x in k) + L2_EPS)
+        both = _sum(x * y for x, y in zip(q, k, strict=True))
+        beta = activation.strength(logit.astype(jnp.float32))
+        g = [activation.log_decay(x.astype(jnp.float32), rate, bias) for x, bias in z]
+        decay = [jnp.exp(x) for x in g]
+        # Keys and queries decay for the state in both sums over it: a decayed copy of the state
+        # would cost the registers of a fourth program on a multiprocessor.
+        faded_k, faded_q = ([x * d for x, d in zip(parts, decay, strict=True)] for parts in (k, q))
+        for n, first in enumerate(firsts):
+            states = [s.astype(jnp.float32) for s in ahead]
+            if n + 1 < len(firsts):
+                ahead = state(firsts[n + 1])
+            known, asked = _over_keys(states, faded_k), _over_keys(states, faded_q)
+            # For k before its normalisation: the sums over the state wait for the state alone.
+            new = k_scale * beta * (v[n].astype(jnp.float32) - k_scale * known)
+            o = q_scale * (asked + new * both)
+            o_ref[row, head, pl.ds(first, width)] = o.astype(o_ref.dtype)
+            for part, s, x, d in zip(keys, states, k, decay, strict=True):
+                d = jnp.broadcast_to(d[:, None] if d.ndim else d, s.shape)
+                after = multiply_add(s, d, x[:, None] * new[None, :], interpret)
+                at = new_pool_ref.at[slot, layer, head, part, pl.ds(first, width)]
+                plt.store(at, after.astype(new_pool_ref.dtype))
 
     @pl.when(slot < 0)
     def _() -> None:  # padding: leave nothing uninitialised behind
@@ -64,54 +115,20 @@ def _kernel(
 
     @pl.when(slot >= 0)
     def _() -> None:
-        def state(first: Any) -> list[Array]:
-            at = (slot, layer, head)
-            cells = [pool_ref.at[(*at, part, pl.ds(first, width))] for part in keys]
-            return [plt.load(cell, eviction_policy=policy) for cell in cells]
-
-        def read(first: Any, size: int) -> Array:
-            return qkv_ref[row, key_head, pl.ds(first, size)]
-
-        # The state is asked for first, and no load waits for another: a thread stops at the first
-        # use of what it has not got, be it only a conversion.
+        # All loads, the state's first, before anything waits for one of them. Compilers would move
+        # some to their uses: no access passes a barrier, and no use leaves its branch, which is
+        # always taken (layers count from 0).
         ahead = state(firsts[0])
-        raw = [
-            [read(offset + start, size) for offset, size in power_of_two_blocks(key_dim)]
-            for start in (0, key_dim)
-        ]
-        values = 2 * key_dim + (head % group) * value_dim
-        v = [read(values + first, width) for first in firsts]
-        logit, rate = beta_ref[row, head], rate_ref[head]
-        if len(z_ref.shape) == 3:
-            z = [(z_ref[row, head, part], bias_ref[head, part]) for part in keys]
-        else:
-            z = [(z_ref[row, head], bias_ref[head])]
+        barrier(interpret)
+        got = inputs()
+        barrier(interpret)
+        pl.when(layer >= 0)(functools.partial(finish, ahead, *got))
 
-        q, k = ([x.astype(jnp.float32) for x in parts] for parts in raw)
-        q_scale = jax.lax.rsqrt(_sum(x * x for x in q) + L2_EPS) * key_dim**-0.5
-        k_scale = jax.lax.rsqrt(_sum(x * x for x in k) + L2_EPS)
-        unit = [x * k_scale for x in k]
-        both = _sum(x * y for x, y in zip(q, unit, strict=True))
-        beta = activation.strength(logit.astype(jnp.float32))
-        g = [activation.log_decay(x.astype(jnp.float32), rate, bias) for x, bias in z]
-        decay = [jnp.exp(x)[:, None] if x.ndim else jnp.exp(x) for x in g]
-        decay = decay if len(decay) == len(keys) else decay * len(keys)
-        for n, first in enumerate(firsts):
-            states = [s.astype(jnp.float32) * d for s, d in zip(ahead, decay, strict=True)]
-            if n + 1 < len(firsts):
-                ahead = state(firsts[n + 1])
-            # S'^T q + (k . q) b u: both reductions over the state wait for nothing but the state.
-            known = sum(jnp.sum(s * x[:, None], axis=0) for s, x in zip(states, unit, strict=True))
-            asked = sum(jnp.sum(s * x[:, None], axis=0) for s, x in zip(states, q, strict=True))
-            new = beta * (v[n].astype(jnp.float32) - known)
-            o = q_scale * (asked + new * both)
-            o_ref[row, head, pl.ds(first, width)] = o.astype(o_ref.dtype)
-            for part, s, x in zip(keys, states, unit, strict=True):
-                plt.store(
-                    new_pool_ref.at[slot, layer, head, part, pl.ds(first, width)],
-                    (s + x[:, None] * new[None, :]).astype(new_pool_ref.dtype),
-                    eviction_policy=policy,
-                )
+
+def _over_keys(states: list[Array], x: list[Array]) -> Array:
+    """S^T x"""
+    parts = [jnp.sum(s * y[:, None], axis=0) for s, y in zip(states, x, strict=True)]
+    return sum(parts[1:], start=parts[0])
 
 
 def _sum(parts: Any) -> Array:
@@ -130,13 +147,13 @@ def decode(
     interpret: bool = False,
 ) -> tuple[Array, Array]:
     """`decode_gated_delta_rule` as a kernel: a program for each (value blocks, head, sequence)."""
-    batch, (heads, _, value_dim) = qkv.shape[0], pool.shape[2:]
-    tuning = tuning or DecodeTuning.default(batch, heads)
+    batch, (heads, key_dim, value_dim) = qkv.shape[0], pool.shape[2:]
+    tuning = tuning or DecodeTuning.default(batch, heads, key_dim, value_dim)
     width = dividing_block(value_dim, tuning.value_block)
     blocks = math.gcd(value_dim // width, tuning.blocks)
     tuning = replace(tuning, value_block=width, blocks=blocks)
     call = triton_call(
-        functools.partial(_kernel, activation=activation, tuning=tuning),
+        functools.partial(_kernel, activation=activation, tuning=tuning, interpret=interpret),
         "gated_delta_rule_decode",
         (value_dim // (width * blocks), heads, batch),
         (

@@ -45,12 +45,12 @@ def skinny_matmuls(
 
     The kernel keeps products, combination and residual in float32 and rounds once, at the end. The
     reference rounds to x's type before it combines (to the result's where nothing is combined), and
-    once more when it adds the residual. Both round normalised rows to x's type, but for the
-    kernel's elementwise form (up to 4 rows).
+    once more when it adds the residual. Normalised rows are rounded to x's type, but for those of
+    up to 8 rows where the kernel applies the norm itself: then, if anything, x times the weight.
 
     The kernel takes up to 32 rows of bfloat16, and no row's result depends on the values of the
     others; by name, another case is an error. float32 goes to the reference, whose products have
-    JAX's default precision. Where a library's product is the faster, None picks that.
+    JAX's default precision.
     """
     if use_pallas(implementation):
         covered = kernel.supported(x, products)
@@ -60,16 +60,6 @@ def skinny_matmuls(
                 f"takes up to {kernel.MAX_ROWS} rows of {jnp.bfloat16.__name__} and dims in "
                 "multiples of 16"
             )
-        if covered and (implementation == "pallas" or not _library_is_faster(x, products)):
+        if covered:
             return kernel.skinny_matmuls(x, products, norm, interpret=interpret)
     return reference.skinny_matmuls(x, products, norm)
-
-
-LARGE = 256 * 2**20  # bytes of weights
-
-
-def _library_is_faster(x: Array, products: Sequence[Product]) -> bool:
-    """Measured on an H200 (eval/notes/skinny_matmul.md): cuBLAS streams the largest matrices with
-    3.8 TB/s where the tensor-core kernel has 3.5, and that pays for a norm's launch."""
-    largest = max(p.weights.size * p.weights.dtype.itemsize for p in products)
-    return x.shape[0] > kernel.MAX_VECTOR_ROWS and largest > LARGE

@@ -1,21 +1,22 @@
 """Weights streamed once: every program owns some outputs and walks over the whole inner dimension.
 
-Up to four rows are multiplied elementwise (a tensor-core product would be mostly padding); more go
-through the tensor cores with the weights as the left operand, rows padded to 16 or 32.
+Up to four rows of small matrices are multiplied elementwise; large matrices, and more rows, go
+through the tensor cores with the weights as the left operand, rows padded to a power of two.
 No program shares an output, so sums have one order and no row depends on another.
 
 What bounds both is bytes in flight: about 32 KB a multiprocessor at all times. The elementwise
 kernel gets there by holding little else (sums of eight neighbours at once, so that accumulators
-take an eighth of the registers) and by asking for weights some steps before it uses them. It also
-applies an RMS norm, which is a factor of a row's products: every program finds it again from the
-rows it reads. Products of the same rows share a launch, each with programs of its own.
+take an eighth of the registers), the other by a deep pipeline of loads. An RMS norm is a factor of
+a row's products: a program finds it again from the rows it reads. Past eight rows, or where two
+matrices are combined, that costs more than the launch of a norm before. Products of the same rows
+share a launch, each with programs of its own.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
@@ -25,45 +26,12 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plt
 
-from ..triton import Dot, dividing_block, iota, triton_call
+from ..triton import Dot, dividing_block, iota, multiply_add, triton_call
 from .reference import Norm, Product, rms_norm
+from .tuning import MAX_VECTOR_ROWS, SkinnyTuning
 
 MAX_ROWS = 32
-MAX_VECTOR_ROWS = 4
 LANES = 8  # of bfloat16 in one load of a thread
-
-
-@dataclass(frozen=True)
-class SkinnyTuning:
-    outputs: int  # of a program
-    inner: int  # of a step
-    warps: int
-    unroll: int = 1  # steps whose weights are asked for together (elementwise kernel)
-    ahead: int = 0  # steps between asking for weights and using them (elementwise kernel)
-    stages: int = 1  # of the loads' pipeline (tensor cores)
-
-    @classmethod
-    def default(cls, rows: int, groups: int, inner: int) -> SkinnyTuning:
-        """Measured on an H200 (eval/notes/skinny_matmul.md)."""
-        if rows > MAX_VECTOR_ROWS:
-            if inner > 5120:
-                return cls(outputs=32, inner=256, warps=2, stages=4)
-            return cls(outputs=32, inner=128, warps=2, stages=3)
-        if inner > 16384:
-            return cls(outputs=4, inner=512, warps=2, unroll=2)
-        if inner > 8192:
-            return cls(outputs=4, inner=1024, warps=4)
-        if groups > 1 and inner > 4096:
-            return cls(outputs=2, inner=1024, warps=4)
-        return cls(outputs=2, inner=512, warps=1, unroll=5)
-
-    def fit(self, inner: int) -> SkinnyTuning:
-        """The nearest tuning that divides the inner dimension."""
-        width = dividing_block(inner, self.inner)
-        steps = inner // width
-        unroll = max(n for n in range(1, self.unroll + 1) if steps % n == 0)
-        ahead = min(self.ahead, steps // unroll - 1)
-        return replace(self, inner=width, unroll=unroll, ahead=ahead)
 
 
 def supported(x: Array, products: Sequence[Product]) -> bool:
@@ -115,10 +83,8 @@ def _vector_kernel(
             first = step * tuning.unroll
             return [pl.ds((first + n) * tuning.inner, tuning.inner) for n in range(tuning.unroll)]
 
-        def ask(step: Any) -> tuple[tuple[Array, ...], ...]:
-            return tuple(tuple(w_ref[line, part] for line in lines) for part in parts(step))
-
-        def use(step: Any, tiles: Any, sums: tuple[Array, ...]) -> tuple[Array, ...]:
+        def body(step: Array, sums: tuple[Array, ...]) -> tuple[Array, ...]:
+            tiles = [[w_ref[line, part] for line in lines] for part in parts(step)]
             for part, w in zip(parts(step), tiles, strict=True):
                 x = [x_ref[row, part].astype(jnp.float32) for row in range(rows)]
                 squares = [] if norm_ref is None else [neighbours(y * y) for y in x]
@@ -127,18 +93,10 @@ def _vector_kernel(
                 sums = tuple(s + t for s, t in zip(sums, terms + squares, strict=True))
             return sums
 
-        def body(step: Array, carry: tuple[Any, Any]) -> tuple[Any, Any]:
-            queue, sums = carry
-            queue = (*queue, ask(step + tuning.ahead))
-            return queue[1:], use(step, queue[0], sums)
-
         zero = jnp.zeros((share.outputs, short), jnp.float32)
         line = jnp.zeros((short,), jnp.float32)
         sums = (zero,) * (share.groups * rows) + (line,) * (0 if norm_ref is None else rows)
-        queue = tuple(ask(step) for step in range(tuning.ahead))
-        queue, sums = lax.fori_loop(0, steps - tuning.ahead, body, (queue, sums))
-        for n, tiles in enumerate(queue):
-            sums = use(steps - tuning.ahead + n, tiles, sums)
+        sums = lax.fori_loop(0, steps, body, sums)
         totals = [jnp.sum(s, axis=1) for s in sums[: share.groups * rows]]
         for row in range(rows):
             out = totals[row::rows]
@@ -154,24 +112,34 @@ def _vector_kernel(
 
 
 def _matrix_kernel(
-    x_ref: Any, weight_refs: Any, residual_refs: Any, *out_refs: Any,
-    shares: tuple[Share, ...], tuning: SkinnyTuning, padded: int, dot: Dot,
+    x_ref: Any, norm_ref: Any, weight_refs: Any, residual_refs: Any, *out_refs: Any,
+    shares: tuple[Share, ...], tuning: SkinnyTuning, eps: float, dot: Dot,
 ) -> None:  # fmt: skip
     rows, inner = x_ref.shape
+    padded = tuning.columns(rows)
     valid, all_rows = (iota((padded,), 0) < rows)[:, None], pl.ds(0, padded)
 
     def product(share: Share, program: Array, w_ref: Any, residual_ref: Any, o_refs: Any) -> None:
         lines = share.lines(program)
 
-        def step(index: Array, sums: tuple[Array, ...]) -> tuple[Array, ...]:
+        def step(index: Array, carry: tuple[tuple[Array, ...], Any]) -> tuple[Any, Any]:
+            sums, squares = carry
             part = pl.ds(index * tuning.inner, tuning.inner)
             x = plt.load(x_ref.at[all_rows, part], mask=valid, other=0.0)
-            return tuple(
-                s + dot(w_ref[y, part], x, tb=True) for s, y in zip(sums, lines, strict=True)
-            )
+            if norm_ref is not None:
+                y = x.astype(jnp.float32)
+                squares = multiply_add(y, y, squares, dot.interpret)
+                x = (y * norm_ref[part][None, :]).astype(x.dtype)
+            products = (dot(w_ref[line, part], x, tb=True) for line in lines)
+            return tuple(s + y for s, y in zip(sums, products, strict=True)), squares
 
         zero = jnp.zeros((share.outputs, padded), jnp.float32)
-        sums = lax.fori_loop(0, inner // tuning.inner, step, (zero,) * share.groups)
+        squares = None if norm_ref is None else jnp.zeros((padded, tuning.inner), jnp.float32)
+        start = (zero,) * share.groups, squares
+        sums, squares = lax.fori_loop(0, inner // tuning.inner, step, start)
+        if squares is not None:
+            scale = lax.rsqrt(jnp.sum(squares, axis=1) / inner + eps)[None, :]
+            sums = tuple(y * scale for y in sums)
         where = (all_rows, share.slice(program))
         for y, o_ref in zip(share.results(sums), o_refs, strict=True):
             y = y.T
@@ -210,8 +178,10 @@ def skinny_matmuls(
     interpret: bool = False,
 ) -> tuple[Array, ...]:
     rows, inner = x.shape
-    most = max(p.weights.shape[0] for p in products)
-    tuning = (tuning or SkinnyTuning.default(rows, most, inner)).fit(inner)
+    if tuning is None:
+        matrices = [(p.weights.shape[0], p.weights.shape[1]) for p in products]
+        tuning = SkinnyTuning.default(rows, inner, matrices, norm is not None)
+    tuning = tuning.fit(inner)
     counts = [p.weights.shape[1] for p in products]
     outputs = [dividing_block(count, tuning.outputs) for count in counts]
     programs = [count // size for count, size in zip(counts, outputs, strict=True)]
@@ -219,16 +189,14 @@ def skinny_matmuls(
     combines = [p.combine for p in products]
     shares = tuple(map(Share, first, programs, outputs, groups, combines))
     weights = [p.weights.reshape(-1, inner) for p in products]
-    inputs: tuple[Any, ...] = (weights, [p.residual for p in products])
     options: dict[str, Any] = {"shares": shares, "tuning": tuning}
-    if rows <= MAX_VECTOR_ROWS:
-        scale, eps = (None, 0.0) if norm is None else (norm[0].astype(jnp.float32), norm[1])
-        kernel, inputs = functools.partial(_vector_kernel, **options, eps=eps), (x, scale, *inputs)
-    else:
-        x = x if norm is None else rms_norm(x, *norm)
-        padded = max(16, 1 << (rows - 1).bit_length())
-        options |= {"padded": padded, "dot": Dot("bf16", interpret)}
-        kernel, inputs = functools.partial(_matrix_kernel, **options), (x, *inputs)
+    matrix = tuning.matrix or rows > MAX_VECTOR_ROWS
+    if norm is not None and matrix and not tuning.narrow:
+        x, norm = rms_norm(x, *norm), None
+    scale, eps = (None, 0.0) if norm is None else (norm[0].astype(jnp.float32), norm[1])
+    if matrix:
+        options["dot"] = Dot("bf16", interpret)
+    kernel = functools.partial(_matrix_kernel if matrix else _vector_kernel, **options, eps=eps)
     outs = [
         jax.ShapeDtypeStruct(
             (rows, p.weights.shape[1]), p.dtype if p.dtype is not None else x.dtype
@@ -244,4 +212,4 @@ def skinny_matmuls(
         warps=tuning.warps,
         stages=tuning.stages,
         interpret=interpret,
-    )(*inputs)
+    )(x, scale, weights, [p.residual for p in products])

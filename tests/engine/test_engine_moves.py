@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import pytest
+
 from jhybrid.eval.engine_moves import Load, decode_windows, hits
 from jhybrid.retention.horizon import static_horizons
 from jhybrid.retention.selection import select
@@ -9,7 +13,9 @@ from jhybrid.retention.selection import select
 from .tiny import TINY, assert_idle, tiny_engine, tiny_params
 
 
-def test_hits_and_demotions_are_those_asked_for() -> None:
+def test_hits_and_demotions_are_those_asked_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     plan = select(static_horizons(tiny_params(), TINY), 32)
     assert 0 < plan.kept_fraction < 1
     engine = tiny_engine(
@@ -23,9 +29,13 @@ def test_hits_and_demotions_are_those_asked_for() -> None:
         max_running=2,
     )
     load = Load(engine)
-    found = {arm: (len(seconds), tokens) for arm, (seconds, tokens) in hits(load, 64, 4, 2).items()}
+    measured = hits(load, 64, 4, 2, tmp_path)
+    found = {arm: (len(seconds), tokens) for arm, (seconds, tokens) in measured.items()}
     assert found == {"dasc-nr": (2, 0), "dasc-wr": (2, plan.replay_window), "dense": (2, 0)}
     assert_idle(engine)
+    shown = capsys.readouterr().out
+    assert shown.count(" request ") == len(found) == len(list(tmp_path.iterdir()))
+    assert shown.count("call prefill") == 4  # one more, which refreshes
 
     windows = decode_windows(load, streams=2, rates=[1], steps=6, rounds=2)
     assert [window.demoted for window in windows[0]] == [0, 0]

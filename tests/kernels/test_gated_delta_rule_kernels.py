@@ -204,26 +204,40 @@ def test_long_decode_drifts_no_faster_than_the_reference(per_channel: bool) -> N
     assert errors["pallas"] < F32_BOUND
 
 
-@pytest.mark.parametrize("shape", [(96, 192), (192, 96), (64, 256)])
+@pytest.mark.parametrize("shape", [(64, 64), (96, 192), (192, 96), (256, 256)])
 @pytest.mark.parametrize("per_channel", [False, True], ids=["gdn", "kda"])
-def test_decode_of_unequal_dims(shape: tuple[int, int], per_channel: bool) -> None:
-    case = Case(
-        "decode",
-        key_heads=1,
-        heads=1,
-        key_dim=shape[0],
-        value_dim=shape[1],
-        per_channel=per_channel,
-    )
+@pytest.mark.parametrize("blocks", [1, 2])
+def test_decode_touches_its_slots_alone(
+    shape: tuple[int, int], per_channel: bool, blocks: int
+) -> None:
+    """Several blocks of values; whatever belongs to no sequence is NaN, and stays so."""
+    case = Case("decode", 1, 2, *shape, per_channel=per_channel)
     start = state_of(case)
     x = inputs(case, 1)
-    tuning = DecodeTuning(value_block=16, blocks=2, evict_first=True)
-    slots = jnp.array([1], jnp.int32)
-    pool = jnp.stack([start * jnp.nan, start])[:, None]
-    o, after = decode(*packed(x), pool, 0, slots, ACTIVATION, tuning=tuning, interpret=True)
+    qkv, gates = packed(x)
+    poison = [jnp.concatenate([y, y * jnp.nan]) for y in (qkv, gates.decay, gates.beta)]
+    gates = gates._replace(decay=poison[1], beta=poison[2])
+    pool = jnp.full((3, 2, *start.shape), jnp.nan).at[1, 1].set(start)
+    o, after = decode(
+        poison[0], gates, pool, 1, jnp.array([1, NO_SLOT], jnp.int32), ACTIVATION,
+        tuning=DecodeTuning(value_block=32 if blocks == 2 else 64, blocks=blocks), interpret=True,
+    )  # fmt: skip
     expected, state = oracle.gated_delta_rule(*x, start)
-    assert_close("o", o, expected, F32_BOUND)
-    assert_close("state", after[1, 0], state, F32_BOUND)
+    assert_close("o", o[:1], expected, F32_BOUND)
+    assert_close("state", after[1, 1], state, F32_BOUND)
+    assert (np.asarray(o[1]) == 0).all()
+    assert np.isnan(np.asarray(after.at[1, 1].set(jnp.nan))).all()
+
+
+@pytest.mark.parametrize(
+    ("batch", "shape", "block"),
+    [(1, (32, 128, 128), 16), (8, (32, 128, 128), 64), (8, (32, 128, 64), 32),
+     (9, (32, 128, 64), 64), (128, (16, 256, 256), 32)],
+)  # fmt: skip
+def test_decode_is_cut_for_two_programs_a_multiprocessor(
+    batch: int, shape: tuple[int, int, int], block: int
+) -> None:
+    assert DecodeTuning.default(batch, *shape).value_block == block
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16], ids=["f32", "bf16"])

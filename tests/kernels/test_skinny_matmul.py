@@ -10,15 +10,19 @@ import numpy as np
 import pytest
 
 from pallas_kernels.skinny_matmul import Product, kernel, skinny_matmul, skinny_matmuls
-from pallas_kernels.skinny_matmul.kernel import SkinnyTuning
+from pallas_kernels.skinny_matmul.tuning import LARGE, MULTIPROCESSORS, SHARED, SkinnyTuning
 from tests.assertions import assert_close
 
 BOUND = 5e-3
 TUNINGS = [
-    SkinnyTuning(2, 256, 1, ahead=1),
-    SkinnyTuning(4, 128, 2, ahead=3),
-    SkinnyTuning(1, 256, 1, unroll=2, ahead=9),
+    SkinnyTuning(2, 256, 1),
+    SkinnyTuning(1, 256, 1, unroll=2),
     SkinnyTuning(8, 512, 4, unroll=2),
+]
+MATRIX_TUNINGS = [
+    SkinnyTuning(16, 128, 2, stages=7, matrix=True, narrow=True),
+    SkinnyTuning(16, 256, 4, stages=3, matrix=True),
+    SkinnyTuning(64, 64, 4, stages=3, matrix=True),
 ]
 
 
@@ -147,3 +151,61 @@ def test_every_way_to_walk_gives_the_same_sums(tuning: SkinnyTuning) -> None:
     default = kernel.skinny_matmuls(x, product, norm, interpret=True)[0]
     out = kernel.skinny_matmuls(x, product, norm, tuning=tuning, interpret=True)[0]
     assert_close("out", out, default, 1e-6)
+
+
+@pytest.mark.parametrize("rows", [1, 3, 8])
+@pytest.mark.parametrize("tuning", MATRIX_TUNINGS, ids=str)
+def test_tensor_cores_take_any_rows(tuning: SkinnyTuning, rows: int) -> None:
+    """A norm inside (narrow) scales the products, one before them the rows: the same result."""
+    x, weights = inputs(rows, 1, 48, 1280)
+    scale = jnp.asarray(np.random.default_rng(9).normal(size=1280), jnp.float32)
+    residual = jnp.ones((rows, 48), jnp.float32)
+    product = (Product(weights, None, jnp.float32, residual),)
+    out = kernel.skinny_matmuls(x, product, (scale, 1e-6), tuning=tuning, interpret=True)[0]
+    wide = np.asarray(x, np.float64)
+    wide *= np.asarray(scale, np.float64) / np.sqrt((wide**2).mean(axis=1, keepdims=True) + 1e-6)
+    assert_close("out", out, expected(wide, weights) + 1, BOUND)
+
+
+MODELS = [(2560, 9216), (5120, 17408), (2048, 512), (2304, 9216)]
+
+
+@pytest.mark.parametrize("rows", [1, 4, 5, 8, 9, 24, 32])
+def test_defaults_fit_on_the_chip(rows: int) -> None:
+    """The programs that are to be on a multiprocessor at once have room for their stages."""
+    for hidden, width in MODELS:
+        cases: list[tuple[int, list[tuple[int, int]]]] = [
+            (hidden, [(1, 12288), (2, 48)]),
+            (hidden, [(2, width)]),
+            (hidden, [(1, 248320)]),
+            (width, [(1, hidden)]),
+        ]
+        for inner, matrices in cases:
+            form = SkinnyTuning.default(rows, inner, matrices, normed=True)
+            large = 2 * inner * sum(g * n for g, n in matrices) >= LARGE
+            assert form.matrix == (rows > 4 or large)
+            assert form.narrow == (form.matrix and rows <= 8 and matrices[0][0] == 1)
+            if not form.matrix:
+                assert form.stages == 1
+                continue
+            lines = form.outputs * matrices[0][0] + form.columns(rows)
+            held = 2 * form.inner * lines * (form.stages - (form.warps != 4))
+            programs = sum(-(-n // form.outputs) for _, n in matrices)
+            together = -(-programs // MULTIPROCESSORS) if programs < 1000 else 2
+            assert form.stages >= 3
+            assert held * together < SHARED, (form, matrices)
+
+
+def test_default_of_known_shapes() -> None:
+    """Qwen3.6-27B: what was measured to be the fastest, but for a stage's width."""
+
+    def form(rows: int, inner: int, *matrices: tuple[int, int]) -> tuple[int, int, int, int]:
+        t = SkinnyTuning.default(rows, inner, matrices, inner == 5120)
+        return t.outputs, t.inner, t.warps, t.stages
+
+    assert form(2, 5120, (1, 16384), (2, 48)) == form(2, 5120, (1, 248320)) == (64, 128, 2, 7)
+    assert form(2, 17408, (1, 5120)) == (32, 128, 2, 6)
+    assert form(24, 5120, (2, 17408)) == (64, 64, 4, 3)
+    assert form(24, 5120, (1, 248320)) == (64, 128, 4, 4)
+    assert form(24, 17408, (1, 5120)) == form(24, 6144, (1, 5120)) == (64, 128, 4, 9)
+    assert form(24, 4096, (1, 2560)) == (32, 256, 2, 8)
