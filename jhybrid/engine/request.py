@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import functools
-import struct
 import math
+import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
