@@ -41,31 +41,29 @@ class PageAllocator:
             raise ValueError(f"total pages must be at least 1, got {total}")
         self.total = total
         self._companions = companions
-        self._free = list(range(total - 1, -1, -1))  # a stack, lowest page on top
+        self._stack = np.arange(total - 1, -1, -1, dtype=np.int32)  # lowest free page on top
+        self.free = total  # of the stack, from its bottom; what is above them means nothing
         self._refs: dict[Owner, NDArray[np.int64]] = {
             "tree": np.zeros(total, np.int64),
             "running": np.zeros(total, np.int64),
         }
 
-    @property
-    def free(self) -> int:
-        return len(self._free)
-
-    def allocate(self, n: int) -> list[int] | None:
+    def allocate(self, n: int) -> NDArray[np.int32] | None:
         """`n` free pages with one `running` reference each, or None (and nothing changes)."""
         if n < 0:
             raise ValueError(f"number of pages must not be negative, got {n}")
-        if n > len(self._free):
+        if n > self.free:
             return None
-        rest = len(self._free) - n
-        pages = self._free[rest:][::-1]
-        del self._free[rest:]
+        pages = self._stack[self.free - n : self.free][::-1].copy()
+        self.free -= n
         self._refs["running"][pages] = 1
         return pages
 
     def retain(self, pages: Pages, owner: Owner) -> None:
         """One more reference on each page. Raises RuntimeError when one of them is free."""
         index = self._index(pages)
+        if not index.size:
+            return
         if (self._total_refs(index) == 0).any():
             raise RuntimeError(f"cannot retain free pages among {index.tolist()}")
         np.add.at(self._refs[owner], index, 1)
@@ -76,13 +74,16 @@ class PageAllocator:
         Raises RuntimeError, changing nothing, when `owner` does not hold one of them.
         """
         index = self._index(pages)
+        if not index.size:
+            return 0
         refs = self._refs[owner]
         np.subtract.at(refs, index, 1)
         if (refs[index] < 0).any():
             np.add.at(refs, index, 1)
             raise RuntimeError(f"{owner} does not hold every page of {index.tolist()}")
-        freed = np.unique(index[self._total_refs(index) == 0]).tolist()
-        self._free.extend(freed)
+        freed = np.unique(index[self._total_refs(index) == 0])
+        self._stack[self.free : self.free + len(freed)] = freed
+        self.free += len(freed)
         if self._companions is not None:
             self._companions.drop(freed)
         return len(freed)
@@ -92,8 +93,8 @@ class PageAllocator:
         return self._refs[owner] > 0
 
     @property
-    def free_pages(self) -> list[int]:
-        return list(self._free)
+    def free_pages(self) -> NDArray[np.int32]:
+        return self._stack[: self.free].copy()
 
     def reclaimable(self) -> int:
         """Pages that only the tree holds: an upper bound of what evicting could free."""
@@ -118,7 +119,7 @@ class PageAllocator:
                 f"counted {want}"
             )
         c = self.counts()
-        if c.free + c.tree + c.running != c.total or len(set(self._free)) != c.free:
+        if c.free + c.tree + c.running != c.total or len(np.unique(self.free_pages)) != c.free:
             raise RuntimeError(
                 f"KV pages: {c.free} free + {c.tree} tree + {c.running} running != {c.total}"
             )

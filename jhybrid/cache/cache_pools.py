@@ -9,6 +9,7 @@ from jhybrid.cache.host_store import HostStore
 from jhybrid.cache.input_pages import InputPages
 from jhybrid.cache.native_slots import NativeSlots
 from jhybrid.cache.radix_cache import RadixCache
+from jhybrid.cache.radix_node import PageIds
 from jhybrid.cache.tiers import CheckpointTiers
 
 
@@ -27,7 +28,7 @@ class CachePools:
     def pages_for(self, tokens: int) -> int:
         return -(-tokens // self.page_size)
 
-    def take_pages(self, n: int) -> list[int] | None:
+    def take_pages(self, n: int) -> PageIds | None:
         """Pages for a request, evicting least recently used leaves; None if they would not do."""
         if n > self.pages.free and n > self.pages.free + self.pages.reclaimable():
             return None  # evicting everything would not do: keep it

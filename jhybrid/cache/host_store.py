@@ -234,4 +234,4 @@ def _bytes(tokens: Tokens) -> bytes:
 
 
 def _hash(tokens: Tokens) -> Any:
-    return hashlib.blake2b(_bytes(tokens), digest_size=16)
+    return hashlib.sha256(_bytes(tokens))  # which processors have instructions for

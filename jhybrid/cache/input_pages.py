@@ -8,7 +8,6 @@ another page needs one and it is the least recently used that no request holds.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -86,10 +85,10 @@ class InputPages:
         running = self.policy.pages - len(self._free) - of_tree
         return PoolCounts(self.policy.pages, len(self._free), of_tree, running)
 
-    def check_integrity(self, free_pages: Iterable[int]) -> None:
+    def check_integrity(self, free_pages: NDArray[np.int32]) -> None:
         """Recounts companions. Raises RuntimeError with the numbers."""
         owned = self._of[self._of != NONE].tolist()
-        of_free = int(np.count_nonzero(self._of[list(free_pages)] != NONE))
+        of_free = int(np.count_nonzero(self._of[free_pages] != NONE))
         everything = sorted([*owned, *self._free])
         if everything != list(range(self.policy.pages)) or of_free:
             raise RuntimeError(

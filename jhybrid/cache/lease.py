@@ -33,12 +33,12 @@ def take_lease(
         pages = pools.take_pages(needed)
         slot = pools.slots.take() if pages is not None else None
     if pages is None or slot is None:
-        pools.pages.release(pages or (), "running")
+        pools.pages.release(() if pages is None else pages, "running")
         pools.tree.unlock(lock)
         return None
     coming = loads(host.runs, pages)
     copied = match.length % pools.page_size and not coming
-    copies = [(int(match.pages[-1]), pages[0])] if copied else []
+    copies = [(int(match.pages[-1]), int(pages[0]))] if copied else []
     pools.pages.retain(match.pages[:shared], "running")
     pools.pages.retain([src for src, _ in copies], "running")
     pools.tree.touch(lock)
@@ -78,5 +78,5 @@ def _load_state(pools: CachePools, lease: Admission, chunk: Chunk, depth: int) -
         lease.reason = "no_checkpoint" if depth < lease.matched else None
 
 
-def joined(pages: PageIds, more: list[int]) -> PageIds:
-    return np.concatenate([pages, np.asarray(more, np.int32)])
+def joined(pages: PageIds, more: PageIds) -> PageIds:
+    return np.concatenate([pages, more])

@@ -7,6 +7,7 @@ import numpy as np
 from jhybrid.cache.admission import Admission
 from jhybrid.cache.cache_pools import CachePools
 from jhybrid.cache.input_pages import NONE
+from jhybrid.cache.radix_node import PageIds
 
 
 def give_inputs(pools: CachePools, lease: Admission) -> None:
@@ -28,7 +29,7 @@ def give_inputs(pools: CachePools, lease: Admission) -> None:
     pools.inputs.grant(lease.page_table[first:][wanted], held)
 
 
-def slide_inputs(pools: CachePools, lease: Admission, pages: list[int], length: int) -> None:
+def slide_inputs(pools: CachePools, lease: Admission, pages: PageIds, length: int) -> None:
     """Companions for pages of generated tokens; with a tail, the older ones of them go."""
     assert pools.inputs is not None
     pools.inputs.grant(pages, pools.pages.held_by("running"))
@@ -44,11 +45,13 @@ def inputs_kept(pools: CachePools, lease: Admission, start: int, end: int) -> bo
     first, last = start // pools.page_size, pools.pages_for(end)
     held, at = pools.pages.held_by("running"), lease.shared // pools.page_size
     for load in lease.loads:
-        index = np.arange(at, at + len(load.rows))
+        begin, at = at, at + len(load.rows)
+        if at <= first or last <= begin:
+            continue
+        index = np.arange(begin, at)
         there = load.chunk.with_inputs[load.rows.start : load.rows.stop]
         coming = there & (first <= index) & (index < last) & (load.input_pages == NONE)
         if coming.any():
             pools.inputs.grant(load.pages[coming], held)
             load.input_pages[coming] = pools.inputs.of(load.pages[coming])
-        at += len(load.rows)
     return pools.inputs.kept(lease.page_table[first:last])

@@ -80,11 +80,11 @@ def offloads(pools: CachePools, node: Node) -> Iterator[Offload | StateOffload]:
         yield StateOffload(chunk, node.end, state.slot)
 
 
-def loads(runs: Sequence[tuple[Chunk, range]], pages: list[int]) -> list[Load]:
+def loads(runs: Sequence[tuple[Chunk, range]], pages: PageIds) -> list[Load]:
     """Rows of chunks into the first of `pages`, in order; nowhere yet for their group inputs."""
     found, at = list[Load](), 0
     for chunk, rows in runs:
-        to = np.asarray(pages[at : at + len(rows)], np.int32)
+        to = pages[at : at + len(rows)]
         found.append(Load(chunk, rows, to, np.full_like(to, NONE)))
         at += len(rows)
     return found

@@ -1,9 +1,11 @@
 """One planned step, sent to the device in the order in which the device should have it.
 
 Decodes are first: what they take from the host then waits for no transfer. What replays read comes
-next if it is in host memory, and is under way while the host makes all else that the programs take
-from it. This is sent in one go before any of them: it waits for none, nor they for it. What only a
-draw reads comes after the piece that draws, so that this starts sooner.
+next if it is in host memory, and is under way while the host makes the small arrays that programs
+take from it. These are sent before any of the programs: they wait for none, nor do programs for
+them. Where KV comes from host memory and nothing decodes, it is sent when the replay's are: those
+of the question may come behind it, as the question does. What only a draw reads comes after the
+piece that draws, so that this starts sooner.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from .sampler import Sampled
 from .scheduler import Plan
 from .scores import Scored, scored_pieces
 from .sequence import Sequence
-from .staging import StepInputs, step_inputs
+from .staging import PromptInputs, ReplayInputs, make_prompt_inputs, make_replay_inputs
 from .step_inputs import decode_inputs, draw_mode
 
 
@@ -47,17 +49,14 @@ def dispatch(
         batch, rows = decode_inputs(runner, plan.decode, cache.inputs)
         sampled = runner.draw(runner.decode(rows, batch), rows, draw_mode(plan.decode))
         step.draws.append((list(plan.decode), sampled))
-    with host_span("make inputs"):
-        loads = host.expect(plan.admitted)
-        made = step_inputs(runner, plan, cache.inputs, loads=loads, scored=step.scored)
-    inputs: StepInputs = runner.stage(made)
-    for copies in inputs.copies:
+    first, inputs = _hand_over(plan, runner, cache, host, step.scored, alone=alone)
+    for copies in first.copies:
         runner.copy_pages(copies)
-    host.start(inputs.loads)
-    for moves in inputs.restores:
+    host.start(first.loads)
+    for moves in first.restores:
         runner.load_states(moves, keep=False)
-    host.send(beside_decodes=not alone)
-    for replay in inputs.replays:
+    host.send(beside_decodes=not alone, late=not alone)
+    for replay in first.replays:
         runner.replay(replay)
     if alone:
         host.settle(wait=True)
@@ -68,7 +67,31 @@ def dispatch(
     return step
 
 
-def _prefill(plan: Plan, runner: ModelRunner, inputs: StepInputs, step: InFlight) -> None:
+def _hand_over(
+    plan: Plan,
+    runner: ModelRunner,
+    cache: CacheManager,
+    host: HostTier,
+    scored: Scored,
+    *,
+    alone: bool,
+) -> tuple[ReplayInputs, PromptInputs]:
+    """All that the step's programs take from the host, on its way; and KV, if they wait for it."""
+    with host_span("make inputs"):
+        loads = host.expect(plan.admitted)
+        first = make_replay_inputs(runner, plan, cache.inputs, loads)
+    kv_first = alone and len(loads) > 0
+    if kv_first:
+        first = runner.stage(first)
+        host.send(beside_decodes=False, late=False)
+    with host_span("make prompt inputs"):
+        inputs = make_prompt_inputs(runner, plan, cache.inputs, scored)
+    if kv_first:
+        return first, runner.stage(inputs)
+    return runner.stage((first, inputs))
+
+
+def _prefill(plan: Plan, runner: ModelRunner, inputs: PromptInputs, step: InFlight) -> None:
     """Pieces of prompts and their draws, and the sampler's rows of who is new."""
     ran = None if inputs.prefill is None else runner.prefill(inputs.prefill)
     for row in inputs.rows:

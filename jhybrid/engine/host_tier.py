@@ -9,12 +9,11 @@ the host goes on behind. What comes back is needed at different times, and one l
 
 A transfer starts when the programs dispatched before it have run, and whatever a program gets from
 the host queues up behind the transfers sent before. So what a replay needs is sent first, and is on
-its way while the host makes the step's small inputs, the pages that everything goes to among them.
-These follow, and the replay's part is put in its place; then the KV is sent, and the replay is
-dispatched.
-Where nothing decodes, all that follows is dispatched at once, and the device waits for the KV.
-Beside decodes the KV goes a few chunks a step, since their inputs take the same way, and is put in
-its pages when it has arrived.
+its way while the host makes what the programs up to the replay take, the pages that everything goes
+to among that. This follows, and then the KV, if nothing decodes; what the replay reads is put in
+its place, the replay and all that follows are dispatched at once, and the device waits for the KV.
+Beside decodes the KV goes a few chunks a step and behind all small inputs, since theirs take the
+same way, and is put in its pages when it has arrived.
 """
 
 from __future__ import annotations
@@ -132,13 +131,14 @@ class HostTier:
             self._arriving.append(item)
         self._expected = []
 
-    def send(self, *, beside_decodes: bool) -> None:
-        """Send KV: what there is room for, or less in a step that something decodes in."""
+    def send(self, *, beside_decodes: bool, late: bool = True) -> None:
+        """Send KV: what there is room for, or less in a step that something decodes in; and, with
+        `late`, states that nobody starts from."""
         self._forget_dead()
         most = STEP_CHUNKS if beside_decodes else None
-        for item in self._arriving:
-            for delivery in (*item.kv, *item.late):
-                sent = self._send(delivery, most)
+        for item in (*self._arriving, *self._expected):
+            for delivery in (*item.first, *item.kv, *(item.late if late else ())):
+                sent = self._send(delivery, most if delivery.kind == "kv" else None)
                 if delivery.unsent:  # in order: so the oldest always has room at last
                     return
                 most = most and most - sent if delivery.kind == "kv" else most
@@ -256,9 +256,9 @@ def _kv_parts(loads: list[Load]) -> list[Part]:
 def _input_parts(loads: list[Load]) -> list[Part]:
     """The pieces of chunks with group inputs that are wanted, and their pages."""
     parts = list[Part]()
-    for chunk, to in _targets(loads, [load.input_pages for load in loads]).items():
-        wanted = to[: chunk.rows] >= 0
-        for piece in input_pieces(wanted) if wanted.any() else ():
+    some = [load for load in loads if (load.input_pages >= 0).any()]
+    for chunk, to in _targets(some, [load.input_pages for load in some]).items():
+        for piece in input_pieces(to[: chunk.rows] >= 0):
             pages = np.full(padded_rows(len(piece)), -1, np.int32)
             pages[: len(piece)] = to[piece.start : piece.stop]
             parts.append((pages, chunk.payload["inputs"][piece.start]))

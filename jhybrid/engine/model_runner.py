@@ -20,7 +20,7 @@ from pallas_kernels import prefers_whole_prompt
 from ..batch import Caches, DecodeBatch
 from ..cache.host_store import padded_rows
 from ..config import AttentionConfig, ModelConfig
-from ..models.pages import PageKind, pools
+from ..models.pages import PageKind, rows_partition
 from ..models.specs import ModelParams, cache_partition, cache_specs
 from ..packed import Packed
 from ..params import map_specs, partition_specs
@@ -76,7 +76,7 @@ class ModelRunner:
 
         inputs: tuple[PageKind, ...] = ("inputs",) if input_pages else ()
         kinds: tuple[PageKind, ...] = ("kv", *inputs, "states") if host else ()
-        self.host_rows: dict[PageKind, Any] = {kind: pools(partition, kind) for kind in kinds}
+        self.host_rows: dict[PageKind, Any] = {k: rows_partition(partition, k) for k in kinds}
         functions |= host_functions(mesh, partition, kinds)
 
         self.compression = compression

@@ -19,7 +19,7 @@ from ..batch import Caches, DecodeBatch, PrefillBatch
 from ..config import ModelConfig
 from ..models.groups import groups
 from ..models.hybrid import forward, last_hidden, logits
-from ..models.pages import PageKind, copy_pages, pools, put_pages, take_pages
+from ..models.pages import PageKind, copy_pages, put_pages, rows_partition, take_pages
 from ..models.replay import replay
 from ..models.specs import ModelParams, model_partition
 from ..packed import Packed, unpack
@@ -99,7 +99,7 @@ def host_functions(mesh: Mesh, caches: Caches, kinds: Iterable[PageKind]) -> dic
     """Those between the pools and what goes to host memory or comes from there."""
     functions, whole = dict[str, Any](), REPLICATED
     for kind in kinds:
-        rows = pools(caches, kind)
+        rows = rows_partition(caches, kind)
 
         def take(c: Caches, at: Array, kind: PageKind = kind) -> Any:
             return take_pages(c, kind=kind, pages=at)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 
 import jax
 import numpy as np
 
-from ..models.pages import pools
+from ..models.pages import take_pages
 from ..packed import pack
 from .buckets import MOVES
 from .empty_batches import empty_decode, empty_prefill, empty_replay
@@ -59,14 +60,13 @@ def warm_up_calls(runner: ModelRunner) -> Iterator[Call]:
         for size in ROW_SIZES[kind]:
             yield f"take-{kind}", (size,), (caches, np.full(size, -1, np.int32))
         for parts, size in put_sizes(kind):
+            at = np.full((parts, size), -1, np.int32)
+            taken = functools.partial(take_pages, kind=kind)
             rows_of = jax.tree.map(
-                lambda pool, place, n=size: jax.ShapeDtypeStruct(
-                    (n, *pool.shape[1:]), pool.dtype, sharding=place
-                ),
-                pools(caches, kind),
+                lambda row, place: jax.ShapeDtypeStruct(row.shape, row.dtype, sharding=place),
+                jax.eval_shape(taken, caches, pages=at[0]),
                 runner.placed(kind, "device"),
             )
-            at = np.full((parts, size), -1, np.int32)
             yield put_name(kind, parts), at.shape, (caches, [rows_of] * parts, at)
     if runner.compressed is not None:
         moves = (caches, runner.compressed, runner.maps, *pairs([], MOVES))

@@ -8,6 +8,7 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jax.sharding import PartitionSpec
 from jaxtyping import Int32
 
 from pallas_kernels.ragged import or_outside
@@ -35,8 +36,16 @@ def _copy(pools: Any, source: Array, target: Array) -> Any:
 
 
 def take_pages(caches: Caches, kind: PageKind, pages: Int32[Array, " B"]) -> Any:
-    """The pages of one kind, all layers of each; what negative numbers give is never used."""
-    return jax.tree.map(lambda pool: pool[jnp.maximum(pages, 0)], pools(caches, kind))
+    """The pages of one kind, all layers of each; what negative numbers give is never used. Keys and
+    values are one array [2, B, ...], since every array is a transfer of its own."""
+    rows = jax.tree.map(lambda pool: pool[jnp.maximum(pages, 0)], pools(caches, kind))
+    return jnp.stack(rows) if _is_pair(caches, kind) else rows
+
+
+def rows_partition(partition: Caches, kind: PageKind) -> Any:
+    """PartitionSpecs of what `take_pages` gives, from those of the caches."""
+    specs: Any = pools(partition, kind)
+    return PartitionSpec(None, *specs[0]) if _is_pair(partition, kind) else specs
 
 
 def put_pages(
@@ -54,6 +63,8 @@ def put_pages(
     if pages.shape[1] == 1:  # for a single row XLA copies the pool: a second one goes nowhere
         pages = jnp.concatenate([pages, jnp.full_like(pages, -1)], axis=1)
         rows = jax.tree.map(lambda row: jnp.concatenate([row, row]), rows)
+    if _is_pair(caches, kind):
+        rows = [(row[0], row[1]) for row in rows]
     new = jax.tree.map(one, pools(caches, kind), *rows)
     match kind:
         case "inputs":
@@ -71,3 +82,8 @@ def pools(caches: Any, kind: PageKind) -> Any:
     if kind == "states":
         return caches.recurrent, caches.conv
     return caches.keys, caches.values
+
+
+def _is_pair(caches: Any, kind: PageKind) -> bool:
+    """Whether pages of this kind are keys and values, of one shape, and not latents alone."""
+    return kind == "kv" and caches.values is not None
