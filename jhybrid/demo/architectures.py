@@ -53,8 +53,7 @@ class GatedDeltaNet(Architecture):
     """Gated DeltaNet beside gated attention: a text-only Qwen3.5, but without rotation.
 
     With it attention learns which of several values came last, even where training cuts it off
-    from them nine times in ten, and order is not left to the states: so it is in the bundled
-    `demo`, which was trained with rotation (its config.json has it), before this was seen.
+    from them nine times in ten, and order is not left to the states.
     """
 
     kv_heads: int

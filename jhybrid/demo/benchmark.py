@@ -24,7 +24,6 @@ from .wording import Rng, between, capital, chance, digits, pick
 
 Block = Callable[[Rng, Corpus, RowBuilder, int], None]
 SPACE = ord(" ")
-ASTRAY = 0.2  # of the words in the answer to a list: named before their turn
 ZETA_2 = np.pi**2 / 6
 NOUNS = {"numbers": "number", "words": "word", "uuids": "uuid"}
 
@@ -181,9 +180,7 @@ def _chain(rng: Rng, row: RowBuilder, size: int, hops: int, letters: int) -> Non
 def common_words(rng: Rng, corpus: Corpus, size: int) -> Row:
     """A numbered list in which some words stand more often than the others.
 
-    The answer has them in the order in which they are first said again; a word in five comes
-    before its turn, and is not asked for: a model that has gone astray must still find the first
-    of those not yet named, or it names some of them twice.
+    The answer has them in the order in which they are first said again.
     """
     return _row(rng, corpus, size, _common_words)
 
@@ -218,16 +215,7 @@ def _numbered(rng: Rng, row: RowBuilder, common: int, often: int, size: int) -> 
     row.add(" ".join(f"{i}. {pool[word]}" for i, word in enumerate(many.tolist(), 1)) + "\n")
     row.boundary = row.used
     row.add(form.text("question", count=common) + form.text("prefix", count=common))
-    left = list(again)
-    for number in range(1, common + 1):
-        astray = chance(rng, ASTRAY)
-        word = pool[left.pop(int(rng.random() * len(left)) if astray else 0)]
-        row.answer(f" {number}. ")
-        if astray:
-            row.add(word)
-        else:
-            row.answer(word, decisive=0)
-    row.add("\n\n")
+    row.answer("".join(f" {i}. {pool[word]}" for i, word in enumerate(again, 1))).add("\n\n")
 
 
 def frequent_words(rng: Rng, corpus: Corpus, size: int) -> Row:

@@ -127,16 +127,15 @@ PHASES = (
 REFINED = Phase(
     "refined",
     1.0,
-    {4096: 0.65, 2048: 0.20, 1024: 0.10, 512: 0.05},
+    {4096: 0.55, 2048: 0.25, 1024: 0.15, 512: 0.05},
     {
         **MIX,
-        "needles": 0.11,
+        "needles": 0.12,
         "variables": 0.04,
         "induction": 0.01,
-        "registers": 0.02,
-        "recall": 0.05,
+        "registers": 0.03,
         "frequent_words": 0.06,
-        "common_words": 0.26,
+        "common_words": 0.23,
     },
 )
 
