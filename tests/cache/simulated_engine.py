@@ -6,6 +6,7 @@ slot likewise. So whatever the cache says can be checked by reading it.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +18,10 @@ from jhybrid.cache.cache_manager import CacheManager
 from jhybrid.cache.tiers import Demotion
 
 UNWRITTEN = -1
+
+
+def tokens_of(seed: int, length: int) -> list[int]:
+    return random.Random(seed).choices(range(1000), k=length)
 
 
 @dataclass(eq=False)
