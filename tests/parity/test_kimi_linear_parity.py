@@ -20,14 +20,7 @@ from jhybrid.sharding import make_mesh
 from jhybrid.weights import load_hf_params, load_params, named
 from tests.greedy import assert_greedy
 from tests.hf_fixtures import Case, greedy, routing_gap
-from tests.kimi_fixtures import (
-    CASES,
-    SMALL,
-    make_checkpoint,
-    text_config,
-    to_hub,
-    to_memory,
-)
+from tests.kimi_fixtures import CASES, SMALL, make_checkpoint, text_config, to_hub, to_memory
 from tests.stepping import cached_logits
 
 PROMPT, NEW = 15, 64

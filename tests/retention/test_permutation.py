@@ -8,12 +8,7 @@ import pytest
 from jhybrid.convert.verify import dense_logits
 from jhybrid.retention.horizon import static_horizons
 from jhybrid.retention.layout import kept_per_rank
-from jhybrid.retention.permutation import (
-    bundle_costs,
-    head_order,
-    permute_params,
-    permute_plan,
-)
+from jhybrid.retention.permutation import bundle_costs, head_order, permute_params, permute_plan
 from jhybrid.retention.selection import select
 from jhybrid.sharding import make_mesh
 from jhybrid.weights import named

@@ -11,13 +11,7 @@ from typing import Any
 
 from jhybrid.engine.detokenizer import TokenBytes
 from jhybrid.engine.metrics import EngineMetrics, RequestClock
-from jhybrid.engine.request import (
-    PrefixCacheUsage,
-    QueueFull,
-    Request,
-    RequestUpdate,
-    TokenLogprob,
-)
+from jhybrid.engine.request import PrefixCacheUsage, QueueFull, Request, RequestUpdate, TokenLogprob
 from jhybrid.engine.text_stream import TextStream
 from tests.byte_tokenizer import byte_tokenizer
 
