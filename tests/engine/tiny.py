@@ -285,3 +285,7 @@ def assert_idle(engine: Engine) -> None:
 
 
 __all__ = ["assert_greedy", "assert_idle", "oracle_logits", "request", "run", "tiny_engine"]
+
+
+def random_prompt(rng: np.random.Generator, length: int) -> list[int]:
+    return [int(token) for token in rng.integers(0, 256, length)]
