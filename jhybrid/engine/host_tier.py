@@ -145,15 +145,19 @@ class HostTier:
                 if most == 0:
                     return
 
-    def _make_room(self) -> None:
-        """Put whatever has been sent as a whole, arrived or not. What is left then is less than a
-        call puts, and another one has room."""
+    def _make_room(self, size: int) -> None:
+        """For a part of so many bytes. Put whatever has been sent as a whole, arrived or not: what
+        is left then is less than a call puts, and a call of several parts has room beside it. A
+        part that is larger than those has none: the rest of that call is sent, and put, too."""
         self._forget_dead()
         for item in (*self._arriving, *self._late):
             while item.kv and not item.kv[0].unsent:
                 self._put_all(item, [item.kv.popleft()])
             if not any(state.unsent for state in item.late):
                 self._put_all(item, item.late)
+        for item in self._arriving:
+            if item.kv and item.kv[0].sent and self._in_flight + size > self._budget:
+                self._put_all(item, [item.kv.popleft()])
 
     def _forget_dead(self) -> None:
         for item in self._arriving:
@@ -222,7 +226,7 @@ class HostTier:
         for delivery in deliveries:
             while delivery.unsent:
                 if not self._send(delivery):
-                    self._make_room()
+                    self._make_room(delivery.size)
             pages = item.pages[delivery.kind][delivery.to]
             self._runner.put_pages(delivery.kind, pages, delivery.sent)
             self._in_flight -= delivery.size * len(delivery.sent)

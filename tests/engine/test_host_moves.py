@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from jhybrid.cache.host_store import CHUNK_ROWS
+from jhybrid.engine.config import EngineConfig
 from jhybrid.engine.engine import Engine
 from jhybrid.engine.host_moves import PUTS, ROW_SIZES, put_order, put_sizes
 from jhybrid.engine.host_tier import STEP_CHUNKS
@@ -255,4 +256,43 @@ def test_what_several_hits_bring_is_never_more_than_the_budget(
     assert len(answers.get("talking", ())) == 60 * talks
     assert seen.now == 0 < seen.most <= max(chunks * size, seen.largest)
     assert seen.sent > 9 * size
+    assert_idle(engine)
+
+
+@pytest.mark.parametrize(("chunks", "steps"), [(5, 3), (8, 1)])
+def test_a_large_state_is_sent_beside_a_call_that_is_partly_sent(
+    chunks: int, steps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither has room beside the other in the budget, and the call cannot be put yet."""
+    rows = ROW_SIZES["kv"][0]
+    monkeypatch.setitem(ROW_SIZES, "kv", (rows,))
+    flags: Any = {"recovery": "tail-replay", "host_memory": 2**22, "page_size": 1}
+    page, state, _ = unit_bytes(TINY, EngineConfig(**flags), np.float32)
+    budget = chunks * rows * page
+    engine = tiny_engine(**flags, transfers=budget)
+    assert engine.cache.pools.host is not None and state > budget // 2
+    engine.cache.pools.host.chunk_rows = rows
+    rng = np.random.default_rng(8)
+    trunks = [rng.integers(0, 256, 100).tolist() for _ in range(2)]
+    run(engine, [request(f"trunk {n}", trunk) for n, trunk in enumerate(trunks)])
+    engine.cache.offload()
+    engine.host.offload()
+    engine.add(request("talking", [9, 8, 7], max_tokens=60))
+    for _ in range(3):
+        engine.step()
+    seen = InFlight(engine, monkeypatch)
+    hits = {str(n): [*trunk, n] for n, trunk in enumerate(trunks)}
+    answers = dict[str, list[int]]()
+    for name, prompt in hits.items():
+        options = PrefixCacheOptions("dense")
+        engine.add(request(name, prompt, max_tokens=4, prefix_cache=options))
+        for _ in range(steps):
+            for update in engine.step():
+                answers.setdefault(update.request_id, []).extend(update.token_ids)
+    while engine.has_work():
+        for update in engine.step():
+            answers.setdefault(update.request_id, []).extend(update.token_ids)
+    for name, prompt in hits.items():
+        assert_greedy(prompt, answers[name])
+    assert seen.now == 0 < seen.most <= budget + state
     assert_idle(engine)
