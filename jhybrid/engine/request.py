@@ -7,7 +7,7 @@ import math
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, SupportsIndex
 
 import numpy as np
 from numpy.typing import NDArray
@@ -123,13 +123,18 @@ class Request:
 
     @functools.cached_property
     def ids(self) -> NDArray[np.int64]:
-        """`prompt_token_ids`, converted once. Raises ValueError where one is beyond 64 bits."""
+        """`prompt_token_ids`, converted once. Raises ValueError where one is not an integer of 64
+        bits."""
         ids = self.prompt_token_ids
         try:  # two thirds of the time that numpy takes
             return np.frombuffer(struct.pack(f"={len(ids)}q", *ids), np.int64)
         except struct.error:
-            worst = max(ids, key=abs)
-            raise ValueError(f"prompt: expected token ids of 64 bits, got {worst}") from None
+            wrong = next(x for x in ids if not _is_id(x))
+            raise ValueError(f"prompt: expected token ids of 64 bits, got {wrong!r}") from None
+
+
+def _is_id(x: object) -> bool:
+    return isinstance(x, SupportsIndex) and -(2**63) <= x.__index__() < 2**63
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -32,6 +34,16 @@ def log_softmax(rows: np.ndarray) -> np.ndarray:
         - np.log(np.exp(rows - rows.max(-1, keepdims=True)).sum(-1, keepdims=True))
         - (rows.max(-1, keepdims=True))
     )
+
+
+@pytest.mark.parametrize("wrong", [2.0, "7", None, 2**63, -(2**70), np.float32(1)], ids=repr)
+def test_a_prompt_of_what_is_no_token_id_is_refused_by_its_value(
+    engine: Engine, wrong: Any
+) -> None:
+    with pytest.raises(ValueError, match=re.escape(f"ids of 64 bits, got {wrong!r}")):
+        engine.add(request("wrong", [5, 200, wrong, 3]))
+    with pytest.raises(ValueError, match="prompt: expected ids from 0 to 262, got 'token id -2'"):
+        engine.add(request("below", [5, 300, -2]))
 
 
 def greedy(engine: Engine, count: int = 12) -> list[int]:
