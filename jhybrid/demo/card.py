@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ..hf_config import model_config
+from .log import read_log
 from .score import THRESHOLDS
 from .trials import MISSING, TEMPERATURE
 
@@ -114,10 +115,8 @@ word for word in the training text.
 
 def write_card(folder: Path) -> None:
     """README.md of the model in `folder`."""
-    lines = (folder / "train_log.jsonl").read_text().splitlines()
-    (folder / "README.md").write_text(
-        card(json.loads((folder / "config.json").read_text()), [json.loads(x) for x in lines])
-    )
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "README.md").write_text(card(config, read_log(folder)))
 
 
 def card(config: dict[str, Any], log: list[dict[str, Any]]) -> str:

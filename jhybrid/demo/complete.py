@@ -23,6 +23,7 @@ from .card import write_card
 from .clock import Clock
 from .corpus import Corpus
 from .evaluate import evaluate
+from .log import LOG, read_log
 from .presets import PRESETS
 from .score import THRESHOLDS, make_sheet
 
@@ -32,8 +33,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("folder", type=Path, help="of the model")
     parser.add_argument("--corpus", type=Path, required=True, help="folder with the three texts")
     args = parser.parse_args(arguments)
-    path = args.folder / "train_log.jsonl"
-    log = [json.loads(line) for line in path.read_text().splitlines()]
+    log = read_log(args.folder)
     start = next(record for record in log if record["kind"] == "start")
     results = [record for record in log if record["kind"] == "evaluation"]
     # a measurement that was left out, or failed, is a remark
@@ -51,7 +51,7 @@ def main(arguments: list[str] | None = None) -> None:
         }
     where = jax.devices()[0].device_kind
     for name, value in evaluate(params, config, preset, corpus, sheets, clock, start["seed"], done):
-        with path.open("a") as file:
+        with (args.folder / LOG).open("a") as file:
             record = {"kind": "evaluation", name: value, "device": where}
             file.write(json.dumps(record) + "\n")
     write_card(args.folder)

@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import itertools
-import json
 import os
 from collections import deque
 from collections.abc import Callable
@@ -36,6 +35,7 @@ from .clock import Clock, learning_rate
 from .corpus import Corpus
 from .evaluate import evaluate
 from .export import write_model
+from .log import Log, log_of_start
 from .model import initial_params, static_horizons
 from .optimize import (
     DeviceBatch,
@@ -53,26 +53,6 @@ from .tokenizer import write_tokenizer
 
 IN_FLIGHT = 8  # steps handed to the device and not waited for: keeps the clock honest
 COMPILERS = 3
-
-
-LOG = "train_log.jsonl"
-
-
-def read_log(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (folder / LOG).read_text().splitlines()]
-
-
-class Log:
-    """train_log.jsonl: one record a line, on disk as soon as written."""
-
-    def __init__(self, path: Path) -> None:
-        self._file = path.open("w")
-
-    def write(self, record: dict[str, Any]) -> None:
-        self._file.write(json.dumps(record) + "\n")
-        self._file.flush()
-        shown = {k: v for k, v in record.items() if k not in ("samples", "initial_horizons")}
-        print(json.dumps(shown), flush=True)
 
 
 class Run:
@@ -219,10 +199,11 @@ def main(arguments: list[str] | None = None) -> None:
         "--start-from", type=Path, metavar="DIR", help="an earlier --out, to go on from its weights"
     )
     args = parser.parse_args(arguments)
+    start: Path | None = args.start_from
+    earlier = {n: [] if start is None else log_of_start(start / n, n) for n in args.preset}
     total = Clock(args.minutes * 60, 0)
     total.stop_hard()
     mesh, compilers = make_mesh(1), ThreadPoolExecutor(COMPILERS)
-    start: Path | None = args.start_from
     runs = [Run(name, mesh, args.seed, start, compilers) for name in args.preset]
     # read by the workers as they start; this process has its device by now, and they need none
     os.environ["JAX_PLATFORMS"] = "cpu"
@@ -233,9 +214,8 @@ def main(arguments: list[str] | None = None) -> None:
         for done, run in enumerate(runs):
             run.wait()
             seconds = total.left / (len(runs) - done)
-            earlier = [] if start is None else read_log(start / run.name)
-            out = args.out / run.name
-            _train_and_measure(run, pool, out, seconds, args.seed, args.corpus, sheets, earlier)
+            out, log = args.out / run.name, earlier[run.name]
+            _train_and_measure(run, pool, out, seconds, args.seed, args.corpus, sheets, log)
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
         compilers.shutdown(wait=False, cancel_futures=True)
@@ -264,10 +244,9 @@ def _train_and_measure(
 ) -> None:
     clock, preset = Clock(seconds, run.preset.eval_seconds), run.preset
     write_tokenizer(out)
-    log = Log(out / LOG)
-    for record in earlier:  # that its weights came from, without what was measured of them
-        if record["kind"] != "evaluation":
-            log.write(record)
+    log = Log(out)
+    for record in earlier:
+        log.write(record)
     start = {
         "kind": "start",
         "preset": run.name,
