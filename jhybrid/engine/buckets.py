@@ -29,15 +29,16 @@ class Buckets:
     def replay_calls(self, tokens: int) -> tuple[int, ...]:
         """Buckets that hold so many tokens together. A replay is bound by arithmetic from some 200
         tokens on, so that padding costs what tokens cost, and a call costs its weights' bytes."""
-        if tokens <= self.replay_tokens[0]:
-            return self.replay_tokens[:1]
-        largest = max(size for size in self.replay_tokens if size <= tokens)
-        rest = tokens - largest
-        apart = (largest, *self.replay_calls(rest)) if rest else (largest,)
-        if tokens > self.replay_tokens[-1]:
-            return apart
-        one = (bucket(self.replay_tokens, tokens),)
-        return min(one, apart, key=lambda calls: sum(calls) + REPLAY_CALL * len(calls))
+        longest = self.replay_tokens[-1]
+        if tokens > longest:
+            whole, rest = divmod(tokens, longest)
+            return (longest,) * whole + (self.replay_calls(rest) if rest else ())
+        one = bucket(self.replay_tokens, tokens)
+        if one in (tokens, self.replay_tokens[0]):
+            return (one,)
+        largest = max(size for size in self.replay_tokens if size < tokens)
+        apart = (largest, *self.replay_calls(tokens - largest))
+        return min((one,), apart, key=lambda calls: sum(calls) + REPLAY_CALL * len(calls))
 
 
 def make_buckets(

@@ -38,3 +38,7 @@ def test_no_replay_is_padded_by_much() -> None:
 
 def test_small_engines_have_small_buckets() -> None:
     assert make_buckets(32, 4, 512, 100).replay_calls(70) == (32, 32, 32)
+
+
+def test_a_long_replay_in_small_pieces_is_only_many_of_them() -> None:
+    assert make_buckets(16, 4, 512, 100).replay_calls(262_150) == (16,) * 16385
