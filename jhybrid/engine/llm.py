@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
@@ -191,7 +191,7 @@ class LLM:
 
 def _as_prompts(prompts: Any) -> list[Prompt]:
     single = isinstance(prompts, (str, Mapping)) or (
-        len(prompts) > 0 and isinstance(prompts[0], int)
+        len(prompts) > 0 and not isinstance(prompts[0], Iterable)
     )
     return [prompts] if single else list(prompts)
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from jhybrid import LLM, SamplingParams
@@ -67,6 +68,18 @@ def test_logprobs_come_one_a_token(llm: LLM) -> None:
     logprobs = output.outputs[0].logprobs
     assert logprobs is not None and [len(item.top) for item in logprobs] == [2] * 4
     assert output.prompt_logprobs is not None and len(output.prompt_logprobs) == len("Once upon")
+
+
+@pytest.mark.parametrize("prompt", [[79, 110], np.array([79, 110]), [np.int64(79), np.int64(110)]])
+def test_ids_alone_are_one_prompt(llm: LLM, prompt: Any) -> None:
+    output = llm.generate(prompt, SamplingParams(max_tokens=1, temperature=0))
+    assert [o.prompt_token_ids for o in output] == [(79, 110)]
+
+
+@pytest.mark.parametrize("prompt", [[1.5, 2], [2, None], [[2, "7"]], np.array([1.5, 2.0])])
+def test_a_prompt_of_no_ids_is_refused(llm: LLM, prompt: Any) -> None:
+    with pytest.raises(ValueError, match="prompt: expected token ids of 64 bits, got"):
+        llm.generate(prompt)
 
 
 def test_wrong_prompts_leave_nothing_running(llm: LLM) -> None:
