@@ -15,7 +15,7 @@ from jax.experimental.pallas import triton as plt
 
 from ..triton import barrier, dividing_block, multiply_add, power_of_two_blocks, triton_call
 from .inputs import Activation, Gates
-from .reference import L2_EPS
+from .key_blocks import l2_scales, over_keys, sum_all
 
 TWO_EACH = 264  # programs: two for each multiprocessor of an H200
 MOST_KEYS = 128  # with a value block of 64 and 4 warps, a state is then 64 registers a thread
@@ -84,9 +84,8 @@ def _kernel(
 
     def finish(ahead: Any, q: Any, k: Any, v: Any, logit: Any, rate: Any, z: Any) -> None:
         q, k = ([x.astype(jnp.float32) for x in parts] for parts in (q, k))
-        q_scale = jax.lax.rsqrt(_sum(x * x for x in q) + L2_EPS) * key_dim**-0.5
-        k_scale = jax.lax.rsqrt(_sum(x * x for x in k) + L2_EPS)
-        both = _sum(x * y for x, y in zip(q, k, strict=True))
+        q_scale, k_scale = l2_scales(q, k, key_dim)
+        both = sum_all(x * y for x, y in zip(q, k, strict=True))
         beta = activation.strength(logit.astype(jnp.float32))
         g = [activation.log_decay(x.astype(jnp.float32), rate, bias) for x, bias in z]
         decay = [jnp.exp(x) for x in g]
@@ -97,7 +96,7 @@ def _kernel(
             states = [s.astype(jnp.float32) for s in ahead]
             if n + 1 < len(firsts):
                 ahead = state(firsts[n + 1])
-            known, asked = _over_keys(states, faded_k), _over_keys(states, faded_q)
+            known, asked = over_keys(states, faded_k), over_keys(states, faded_q)
             # For k before its normalisation: the sums over the state wait for the state alone.
             new = k_scale * beta * (v[n].astype(jnp.float32) - k_scale * known)
             o = q_scale * (asked + new * both)
@@ -123,16 +122,6 @@ def _kernel(
         got = inputs()
         barrier(interpret)
         pl.when(layer >= 0)(functools.partial(finish, ahead, *got))
-
-
-def _over_keys(states: list[Array], x: list[Array]) -> Array:
-    """S^T x"""
-    parts = [jnp.sum(s * y[:, None], axis=0) for s, y in zip(states, x, strict=True)]
-    return sum(parts[1:], start=parts[0])
-
-
-def _sum(parts: Any) -> Array:
-    return sum(jnp.sum(part) for part in parts)  # pyright: ignore[reportReturnType]
 
 
 def decode(

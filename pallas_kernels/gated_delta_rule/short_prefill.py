@@ -20,7 +20,7 @@ from jax.experimental.pallas import triton as plt
 from ..ragged import Segments, chain_at, chain_end
 from ..triton import dividing_block, power_of_two_blocks, triton_call
 from .inputs import Activation, Gates
-from .reference import L2_EPS
+from .key_blocks import l2_scales, over_keys, sum_all
 
 MOST_TOKENS = 32
 VALUE_BLOCK = 8  # of 128 x 8 states a thread of a warp holds 32
@@ -78,16 +78,14 @@ def _kernel(
         state, token = carry
         following = read(index + 1)
         q, k = ([x.astype(jnp.float32) for x in parts] for parts in (token.q, token.k))
-        q_scale = lax.rsqrt(_sum(x * x for x in q) + L2_EPS) * key_dim**-0.5
-        k_scale = lax.rsqrt(_sum(x * x for x in k) + L2_EPS)
+        q_scale, k_scale = l2_scales(q, k, key_dim)
         unit = [x * k_scale for x in k]
-        both = _sum(x * y for x, y in zip(q, unit, strict=True))
+        both = sum_all(x * y for x, y in zip(q, unit, strict=True))
         beta = activation.strength(token.beta.astype(jnp.float32))
         factors = decays(set_ref[segment], token)
         state = tuple(s * d for s, d in zip(state, factors, strict=True))
         # S'^T q + (k . q) b u: both reductions over the state wait for nothing but the state.
-        known = sum(jnp.sum(s * x[:, None], axis=0) for s, x in zip(state, unit, strict=True))
-        asked = sum(jnp.sum(s * x[:, None], axis=0) for s, x in zip(state, q, strict=True))
+        known, asked = over_keys(state, unit), over_keys(state, q)
         new = beta * (token.v.astype(jnp.float32) - known)
         o_ref[index, head, values] = (q_scale * (asked + new * both)).astype(o_ref.dtype)
         state = tuple(s + x[:, None] * new[None, :] for s, x in zip(state, unit, strict=True))
@@ -128,10 +126,6 @@ def _kernel(
     last = load_ref.shape[0]
     unused = jnp.where(chain == last, cu_ref[last], size)
     lax.fori_loop(unused, jnp.int32(size), clear, jnp.int32(0))
-
-
-def _sum(parts: Any) -> Array:
-    return sum(jnp.sum(part) for part in parts)  # pyright: ignore[reportReturnType]
 
 
 def short_prefill(
