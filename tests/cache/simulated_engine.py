@@ -100,6 +100,17 @@ class SimulatedEngine:
             self.manager.commit_prefix(lease, request.tokens[:end])
         return True
 
+    def advance(self, tokens: int) -> int:
+        """Every request that runs by so many tokens; those at their end end. How many did."""
+        finished = 0
+        for request in list(self.running):
+            if request.done == len(request.tokens):
+                self.finish(request)
+                finished += 1
+            else:
+                assert self.step(request, min(request.done + tokens, len(request.tokens)))
+        return finished
+
     def pack(self, most: int = 100) -> int:
         """Takes demotions and writes their compressed slots; how many."""
         taken = self.manager.slots.take_demotions(most)

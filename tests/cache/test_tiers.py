@@ -279,12 +279,7 @@ def test_four_slots_and_two_compressed_serve_thirty_two_requests():
         assert steps < 1000  # never stuck
         while waiting and engine.admit(waiting[0], tokens_total=len(waiting[0])):
             waiting.pop(0)
-        for request in list(engine.running):
-            if request.done == len(request.tokens):
-                engine.finish(request)
-                finished += 1
-            else:
-                assert engine.step(request, min(request.done + 5, len(request.tokens)))
+        finished += engine.advance(5)
         engine.pack(2)
         engine.settle()
         engine.check_all()
