@@ -7,6 +7,7 @@ padding and nothing is masked.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -18,7 +19,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plt
 
 Implementation = Literal["pallas", "xla"]
-Products = Literal["bf16", "f16", "tf32", "tf32x3"]
+Products = Literal["bf16", "f16", "bf16x3", "tf32", "tf32x3"]
 
 MAX_BLOCK = 128  # of a dimension held in registers
 
@@ -52,8 +53,9 @@ class Dot:
     """a @ b on the tensor cores, accumulated in float32.
 
     bf16 keeps 8 bits of the operands, f16 and tf32 11 (f16 between 6e-5 and 65504, at twice the
-    rate); tf32x3 is about float32. (HIGHEST would not use the tensor cores at all.) Interpreted,
-    float32 operands are multiplied exactly.
+    rate); tf32x3 is about float32. (HIGHEST would not use the tensor cores at all.) bf16x3 takes
+    float32 operands in two parts, 16 bits, of any size; bf16 ones are exact, and cost a product
+    less. Interpreted, float32 operands of the others are multiplied exactly.
     """
 
     products: Products
@@ -61,6 +63,15 @@ class Dot:
 
     def __call__(self, a: Array, b: Array, *, ta: bool = False, tb: bool = False) -> Array:
         precision: Any = None
+        if self.products == "bf16x3":
+            half = Dot("bf16", self.interpret)
+            pairs = [
+                half(x, y, ta=ta, tb=tb)
+                for i, x in enumerate(_halves(a))
+                for j, y in enumerate(_halves(b))
+                if i + j < 2
+            ]
+            return functools.reduce(jnp.add, reversed(pairs))
         if self.products in ("bf16", "f16"):
             half = jnp.bfloat16 if self.products == "bf16" else jnp.float16
             a, b = a.astype(half), b.astype(half)
@@ -76,6 +87,14 @@ class Dot:
         return lax.dot_general(
             a, b, (contract, ((), ())), precision=precision, preferred_element_type=jnp.float32
         )
+
+
+def _halves(x: Array) -> tuple[Array, ...]:
+    """bf16 arrays whose sum is x, but for 2^-17 of it."""
+    if x.dtype == jnp.bfloat16:
+        return (x,)
+    high = x.astype(jnp.bfloat16)
+    return high, (x - high.astype(jnp.float32)).astype(jnp.bfloat16)
 
 
 def iota(shape: tuple[int, ...], dimension: int) -> Array:

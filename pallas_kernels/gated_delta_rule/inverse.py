@@ -31,7 +31,8 @@ def block_inverse(a: Array, dot: Dot) -> Array:
     inverse = jnp.where(i == j, 1.0, jnp.where(halving_mask(size, 0), -a, 0.0))
     for level in range(1, size.bit_length() - 1):
         below = jnp.where(halving_mask(size, level), a, 0.0)
-        inverse = inverse - dot(inverse, dot(below, inverse))
+        # In this order the left factors are in registers, where products leave them.
+        inverse = inverse - dot(dot(inverse, below), inverse)
     return inverse
 
 

@@ -1,9 +1,8 @@
-"""Prefill of a few tokens by one kernel: the recurrence itself, token by token, in float32.
+"""Prefill of a few tokens by one kernel: a state's columns stay in a program, tile after tile.
 
-One program per (value block, value head, chain of segments). The kernels of a long prefill take
-45 us a layer of Qwen3.6-27B for 32 tokens, of which three launches and a scan's start are most;
-a token here is some 300 cycles. So a program is one warp, whose reductions need no barrier, and the
-inputs of a token are read while the one before is worked on.
+One program per (value block, value head, chain of segments), each of which makes its tile's small
+matrices for itself: three launches and a scan's start would be most of the time of 32 tokens, and
+so would 32 steps of the recurrence, one behind the other.
 """
 
 from __future__ import annotations
@@ -18,114 +17,154 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plt
 
 from ..ragged import Segments, chain_at, chain_end
-from ..triton import dividing_block, power_of_two_blocks, triton_call
+from ..triton import dividing_block, iota, power_of_two_blocks, triton_call
+from .channel_decay import sum_masks
 from .inputs import Activation, Gates
-from .key_blocks import l2_scales, over_keys, sum_all
+from .short_tile import Blocks, Numerics, Rows, ShortTuning, apply, channel_tile, head_tile
+from .tile import OFF, log2_decay
 
 MOST_TOKENS = 32
-VALUE_BLOCK = 8  # of 128 x 8 states a thread of a warp holds 32
-
-Blocks = tuple[Array, ...]  # one array a block of key channels
 
 
-class _Token(NamedTuple):
-    """As it lies in memory."""
+class _Inputs(NamedTuple):
+    layer: Any  # [G] of each segment
+    gate_set: Any  # [G]
+    cu: Any  # [G1]
+    load: Any
+    store: Any
+    end: Any
+    qkv: Any
+    gates: Gates
+    pool: Any
+    masks: Any  # KDA: sums of log-decays, see channel_decay.py
 
-    q: Blocks
-    k: Blocks
-    v: Array
-    z: Blocks | Array  # of the decays: a block of channels each (KDA), or one number
-    beta: Array
 
+class _Program:
+    """Its chain of segments, and its block of values of a head."""
 
-def _kernel(
-    layer_ref: Any, set_ref: Any, cu_ref: Any, load_ref: Any, store_ref: Any, end_ref: Any,
-    qkv_ref: Any, z_ref: Any, beta_ref: Any, rate_ref: Any, bias_ref: Any, pool_ref: Any,
-    o_ref: Any, new_pool_ref: Any, *, activation: Activation, width: int,
-) -> None:  # fmt: skip
-    block, head, chain = (pl.program_id(axis) for axis in range(3))
-    key_dim, value_dim = pool_ref.shape[3:]
-    size, group = qkv_ref.shape[0], pool_ref.shape[2] // qkv_ref.shape[1]
-    key_head, per_channel = head // group, len(z_ref.shape) == 3
-    cuts = power_of_two_blocks(key_dim)
-    keys, values = [pl.ds(*cut) for cut in cuts], pl.ds(block * width, width)
+    def __init__(
+        self, inputs: _Inputs, o_ref: Any, activation: Activation, tuning: ShortTuning,
+        interpret: bool,
+    ):  # fmt: skip
+        self.inputs, self.o_ref, self.activation, self.tuning = inputs, o_ref, activation, tuning
+        self.block, self.head, self.chain = (pl.program_id(axis) for axis in range(3))
+        self.segment, self.slot, self.behind = chain_at(self.chain, inputs.load, inputs.end)
+        self.key_dim, value_dim = inputs.pool.shape[3:]
+        group = inputs.pool.shape[2] // inputs.qkv.shape[1]
+        self.key_head, self.size = self.head // group, tuning.tile
+        self.cuts = power_of_two_blocks(self.key_dim, tuning.key_block)
+        width = dividing_block(value_dim, tuning.value_block)
+        first = 2 * self.key_dim + (self.head % group) * value_dim
+        self.values_in = pl.ds(first + self.block * width, width)
+        self.values = pl.ds(self.block * width, width)
+        self.width, self.interpret = width, interpret
+        self.bf16 = inputs.qkv.dtype == jnp.bfloat16
+        self.numerics = Numerics.of(self.bf16, interpret)
 
-    def read(token: Any) -> _Token:
-        at = jnp.minimum(token, size - 1)
+    def read_state(self) -> Blocks:
+        at = jnp.maximum(self.slot, 0), self.inputs.layer[self.segment], self.head
+        mask = jnp.broadcast_to(self.slot >= 0, (1, 1))
+        return [
+            plt.load(
+                self.inputs.pool.at[(*at, pl.ds(*cut), self.values)], mask=mask, other=0.0
+            ).astype(jnp.float32)
+            for cut in self.cuts
+        ]  # fmt: skip
 
-        def row(first: Any, count: int) -> Array:
-            return qkv_ref[at, key_head, pl.ds(first, count)]
-
-        q, k = (tuple(row(start + offset, n) for offset, n in cuts) for start in (0, key_dim))
-        v = row(2 * key_dim + (head % group) * value_dim + block * width, width)
-        z = tuple(z_ref[at, head, part] for part in keys) if per_channel else z_ref[at, head]
-        return _Token(q, k, v, z, beta_ref[at, head])
-
-    def decays(number: Array, token: _Token) -> list[Array]:
-        """Factors of the state's blocks."""
-        rate = rate_ref[number, head]
-        if not isinstance(token.z, tuple):
-            z = token.z.astype(jnp.float32)
-            return [jnp.exp(activation.log_decay(z, rate, bias_ref[number, head]))] * len(keys)
-        biases = [bias_ref[number, head, part] for part in keys]
-        logs = (
-            activation.log_decay(z.astype(jnp.float32), rate, bias)
-            for z, bias in zip(token.z, biases, strict=True)
-        )
-        return [jnp.exp(g)[:, None] for g in logs]
-
-    def step(segment: Array, index: Array, carry: tuple[Blocks, _Token]) -> Any:
-        state, token = carry
-        following = read(index + 1)
-        q, k = ([x.astype(jnp.float32) for x in parts] for parts in (token.q, token.k))
-        q_scale, k_scale = l2_scales(q, k, key_dim)
-        unit = [x * k_scale for x in k]
-        both = sum_all(x * y for x, y in zip(q, unit, strict=True))
-        beta = activation.strength(token.beta.astype(jnp.float32))
-        factors = decays(set_ref[segment], token)
-        state = tuple(s * d for s, d in zip(state, factors, strict=True))
-        # S'^T q + (k . q) b u: both reductions over the state wait for nothing but the state.
-        known, asked = over_keys(state, unit), over_keys(state, q)
-        new = beta * (token.v.astype(jnp.float32) - known)
-        o_ref[index, head, values] = (q_scale * (asked + new * both)).astype(o_ref.dtype)
-        state = tuple(s + x[:, None] * new[None, :] for s, x in zip(state, unit, strict=True))
-        return state, following
-
-    def run(segment: Array, state: Blocks) -> Blocks:
-        begin, end = cu_ref[segment], cu_ref[segment + 1]
-        body = functools.partial(step, segment)
-        state, _ = lax.fori_loop(begin, end, body, (state, read(begin)))
-        slot = store_ref[segment]
+    def write_state(self, ref: Any, segment: Array, state: Blocks) -> None:
+        slot, layer = self.inputs.store[segment], self.inputs.layer[segment]
 
         @pl.when(slot >= 0)
         def _() -> None:
-            for part, s in zip(keys, state, strict=True):
-                at = (slot, layer_ref[segment], head, part, values)
-                new_pool_ref[at] = s.astype(new_pool_ref.dtype)
+            for cut, s in zip(self.cuts, state, strict=True):
+                ref[slot, layer, self.head, pl.ds(*cut), self.values] = s.astype(ref.dtype)
 
+    def rows(self, segment: Array, token: Array, behind: Array) -> Rows:
+        inputs, valid = self.inputs, token + iota((self.size,), 0) < behind
+
+        def load(ref: Any, *index: Any, other: float = 0.0) -> Array:
+            mask = valid if len(index) == 1 else valid[:, None]
+            return plt.load(ref.at[(pl.ds(token, self.size), *index)], mask=mask, other=other)
+
+        def channels(first: int) -> Blocks:
+            parts = (pl.ds(first + offset, width) for offset, width in self.cuts)
+            return [load(inputs.qkv, self.key_head, part) for part in parts]
+
+        number, gates = inputs.gate_set[segment], inputs.gates
+        rate = gates.A_log[number, self.head]
+
+        def log_decay(*part: Any) -> Array:
+            z = load(gates.decay, self.head, *part, other=OFF).astype(jnp.float32)
+            bias = gates.dt_bias[(number, self.head, *part)]
+            z = z + (bias[None, :] if part else bias)
+            return log2_decay(z, rate, self.activation, self.bf16, self.interpret)
+
+        q, k = channels(0), channels(self.key_dim)
+        v = load(inputs.qkv, self.key_head, self.values_in)
+        per_channel = len(gates.decay.shape) == 3
+        g = [log_decay(pl.ds(*cut)) for cut in self.cuts] if per_channel else log_decay()
+        beta = load(gates.beta, self.head, other=OFF).astype(jnp.float32)
+        return Rows(q, k, v, g, self.activation.strength(beta))
+
+    def step(self, segment: Array, begin: Array, behind: Array, index: Array, state: Blocks) -> Any:
+        token, masks = begin + index * self.size, self.inputs.masks
+        rows = self.rows(segment, token, behind)
+        if masks is None:
+            tile = head_tile(rows, self.key_dim, self.numerics)
+        else:
+            leaf = self.leaf
+            tile = channel_tile(rows, self.key_dim, leaf, lambda n: masks[n], self.numerics)
+        o, state = apply(tile, rows, state, self.numerics)
+        self.store_outputs(token, behind, o)
         return state
 
-    first, slot, behind = chain_at(chain, load_ref, end_ref)
-    layer = layer_ref[first]
-    from_slot = jnp.broadcast_to(slot >= 0, (1, 1))
-    state = tuple(
-        plt.load(
-            pool_ref.at[(jnp.maximum(slot, 0), layer, head, part, values)],
-            mask=from_slot,
-            other=0.0,
-        ).astype(jnp.float32)
-        for part in keys
-    )
-    lax.fori_loop(chain, behind, run, state)
+    @property
+    def leaf(self) -> int:
+        return decay_leaf(self.tuning, self.bf16)
 
-    def clear(token: Array, carry: Array) -> Array:
-        o_ref[token, head, values] = jnp.zeros((width,), o_ref.dtype)
-        return carry
+    def store_outputs(self, token: Array, behind: Array, o: Array) -> None:
+        valid = (token + iota((self.size,), 0) < behind)[:, None]
+        at = self.o_ref.at[pl.ds(token, self.size), self.head, self.values]
+        plt.store(at, o.astype(self.o_ref.dtype), mask=valid)
 
-    # The program of the chain behind the last, which has no segments, leaves no row as it was.
-    last = load_ref.shape[0]
-    unused = jnp.where(chain == last, cu_ref[last], size)
-    lax.fori_loop(unused, jnp.int32(size), clear, jnp.int32(0))
+    def run(self, new_pool_ref: Any) -> None:
+        cu = self.inputs.cu
+
+        def segment_step(segment: Array, state: Blocks) -> Blocks:
+            begin, behind = cu[segment], cu[segment + 1]
+            step = functools.partial(self.step, segment, begin, behind)
+            state = lax.fori_loop(0, self.tiles(behind - begin), step, state)
+            self.write_state(new_pool_ref, segment, state)
+            return state
+
+        lax.fori_loop(self.chain, self.behind, segment_step, self.read_state())
+
+    def tiles(self, tokens: Array) -> Array:
+        return lax.div(tokens + (self.size - 1), jnp.int32(self.size))
+
+    def clear_padding(self) -> None:
+        """By the program of the chain behind the last, which has no segments."""
+        last, size = self.inputs.load.shape[0], self.o_ref.shape[0]
+        begin = self.inputs.cu[last]
+
+        def clear(index: Array, carry: Array) -> Array:
+            zeros = jnp.zeros((self.size, self.width), jnp.float32)
+            self.store_outputs(begin + index * self.size, jnp.int32(size), zeros)
+            return carry
+
+        steps = jnp.where(self.chain == last, self.tiles(size - begin), 0)
+        lax.fori_loop(jnp.int32(0), steps, clear, jnp.int32(0))
+
+
+def decay_leaf(tuning: ShortTuning, bf16: bool) -> int:
+    return min(tuning.tile, tuning.decay_leaf if bf16 else 4)
+
+
+def _kernel(*refs: Any, activation: Activation, tuning: ShortTuning, interpret: bool) -> None:
+    *inputs, o_ref, new_pool_ref = refs
+    program = _Program(_Inputs(*inputs), o_ref, activation, tuning, interpret)
+    program.run(new_pool_ref)
+    program.clear_padding()
 
 
 def short_prefill(
@@ -137,33 +176,33 @@ def short_prefill(
     segments: Segments,
     activation: Activation,
     *,
+    tuning: ShortTuning | None = None,
     interpret: bool = False,
 ) -> tuple[Array, Array]:
     """`prefill.ragged_prefill` for up to MOST_TOKENS tokens."""
     count, (heads, _, value_dim) = segments.load.shape[0], pool.shape[2:]
-    width = dividing_block(value_dim, VALUE_BLOCK)
+    per_channel, bf16 = gates.decay.ndim == 3, qkv.dtype == jnp.bfloat16
+    tuning = tuning or ShortTuning()
+    masks = None
+    if per_channel:
+        leaf = decay_leaf(tuning, bf16)
+        masks = sum_masks(tuning.tile, leaf, qkv.dtype)
     sets = jnp.zeros_like(layers) if gate_sets is None else gate_sets
+    inputs = _Inputs(
+        *(layers, sets, segments.cu, segments.load, segments.store, chain_end(segments)),
+        *(qkv, gates, pool, masks),
+    )
     call = triton_call(
-        functools.partial(_kernel, activation=activation, width=width),
+        functools.partial(_kernel, activation=activation, tuning=tuning, interpret=interpret),
         "gated_delta_rule_short_prefill",
-        (value_dim // width, heads, count + 1),
+        (value_dim // dividing_block(value_dim, tuning.value_block), heads, count + 1),
         (
             jax.ShapeDtypeStruct((qkv.shape[0], heads, value_dim), qkv.dtype),
             jax.ShapeDtypeStruct(pool.shape, pool.dtype),
         ),
-        warps=1,
+        warps=tuning.warps,
         aliases={11: 1},
         interpret=interpret,
     )
-    o, pool = call(
-        layers,
-        sets,
-        segments.cu,
-        segments.load,
-        segments.store,
-        chain_end(segments),
-        qkv,
-        *(gates.decay, gates.beta, gates.A_log, gates.dt_bias),
-        pool,
-    )
+    o, pool = call(*inputs)
     return o, pool

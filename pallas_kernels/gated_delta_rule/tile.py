@@ -132,13 +132,9 @@ class Tile:
         inputs, activation = self.inputs, self.options.activation
         z = self.load(first, size, inputs.decay, *index, other=OFF).astype(jnp.float32)
         bias = inputs.dt_bias[(self.gate_set, *index)]
-        z, A_log = (
-            z + (bias if z.ndim == 1 else bias[None, :]),
-            inputs.A_log[self.gate_set, index[0]],
-        )
-        if self.options.tuning.fast_gates and activation.lower_bound is None:
-            return -jnp.exp(A_log) * log2_softplus(z, self.options.interpret)
-        return LOG2_E * activation.log_decay(z, A_log, jnp.zeros((), jnp.float32))
+        z = z + (bias if z.ndim == 1 else bias[None, :])
+        A_log, fast = inputs.A_log[self.gate_set, index[0]], self.options.tuning.fast_gates
+        return log2_decay(z, A_log, activation, fast, self.options.interpret)
 
     def exp2(self, x: Array) -> Array:
         return exp2(x, self.options.interpret)
@@ -160,6 +156,15 @@ class Tile:
 
     def barrier(self) -> None:
         barrier(self.options.interpret)
+
+
+def log2_decay(
+    z: Array, A_log: Array, activation: Activation, fast: bool, interpret: bool
+) -> Array:
+    """g log2(e) of logits to which dt_bias has been added; `fast`: by approximate instructions."""
+    if fast and activation.lower_bound is None:
+        return -jnp.exp(A_log) * log2_softplus(z, interpret)
+    return LOG2_E * activation.log_decay(z, A_log, jnp.zeros((), jnp.float32))
 
 
 def log2_softplus(x: Array, interpret: bool) -> Array:
