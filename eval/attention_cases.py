@@ -212,23 +212,25 @@ def _decode_tunings(default: Tuning) -> Iterator[Tuning]:
         (16, 4, 4),
     ):
         yield replace(default, block=block, warps=warps, stages=stages)
-    for rounds, piece in ((2, 256), (2, 1024), (4, 512), (1, 512)):
-        yield replace(default, rounds=rounds, piece=piece)
+    for resident, piece in ((2, 256), (2, 1024), (4, 512), (1, 512)):
+        yield replace(default, resident=resident, piece=piece)
 
 
 def _prefill_tunings(default: Tuning) -> Iterator[Tuning]:
     yield default
-    for rows, block, warps, stages in (
-        (128, 64, 8, 2),
-        (128, 32, 8, 3),
-        (64, 32, 8, 2),
-        (64, 32, 8, 3),
-        (32, 32, 8, 3),
-        (32, 64, 8, 2),
+    for rows, block, warps, stages, resident in (
+        (128, 64, 8, 2, 1),
+        (128, 32, 8, 3, 1),
+        (128, 32, 8, 4, 1),
+        (64, 64, 4, 2, 1),
+        (64, 64, 4, 1, 2),
+        (64, 32, 4, 2, 2),
+        (64, 32, 8, 3, 1),
+        (32, 32, 4, 3, 2),
     ):
-        for slack in (0.0, 8.0) if rows == 128 else (0.0,):
+        for slack in (0.0, 8.0) if rows == 128 else (8.0,):
             change: dict[str, Any] = {"rows": rows, "block": block, "slack": slack}
-            yield replace(default, warps=warps, stages=stages, **change)
+            yield replace(default, warps=warps, stages=stages, resident=resident, **change)
 
 
 def attention_cases() -> list[AttentionCase]:
@@ -247,6 +249,11 @@ def attention_cases() -> list[AttentionCase]:
         AttentionCase(gqa, "1x8192", (8192,), (8192,)),
         AttentionCase(gqa, "1x32768", (32768,), (32768,)),
         AttentionCase(gqa, "8x1024", (1024,) * 8, (1024,) * 8),
+        *(
+            AttentionCase(shape, f"32 behind {context}", (context + 32, 0), (32, 0))
+            for shape in (gqa, wide)
+            for context in (31816, 16384, 8192)
+        ),
         AttentionCase(gqa, "64 behind 30000", (30064,), (64,)),
         AttentionCase(gqa, "2048 behind 28000", (30048,), (2048,)),
         AttentionCase(olmo, "1x8192", (8192,), (8192,)),

@@ -47,9 +47,18 @@ class Heads:
         return self.kv_heads * -(-self.group // self.together)
 
 
-def head_blocks(q_heads: int, kv_heads: int, rows: int) -> Heads:
+def head_blocks(q_heads: int, kv_heads: int, rows: int, tokens: int) -> Heads:
+    """`tokens` come in tiles of `rows // together`, and a group in blocks of `together`: as many
+    together as take about the fewest programs, whose rows are then seldom empty. (More together
+    is better for short sequences side by side: each has tiles of its own.)"""
     group = q_heads // kv_heads
-    return Heads(group, min(group, rows), kv_heads)
+
+    def programs(together: int) -> int:
+        return -(-tokens // (rows // together)) * -(-group // together)
+
+    numbers = range(min(group, rows), 0, -1)
+    fewest = min(map(programs, numbers))
+    return Heads(group, next(n for n in numbers if 8 * programs(n) <= 9 * fewest), kv_heads)
 
 
 def parts_of(dim: int, value_dim: int | None = None) -> tuple[tuple[int, int], ...]:

@@ -24,7 +24,7 @@ from .test_paged_attention import paged
 
 LENGTHS = (1, 15, 16, 17, 63, 65, 2 * LEAST_PIECE - 1, 0)
 F32_BOUND, BF16_BOUND = 1e-5, 5e-3
-SMALL = Tuning(rows=16, block=16, warps=4, stages=2, rounds=1, piece=128)
+SMALL = Tuning(rows=16, block=16, warps=4, stages=2, resident=1, piece=128)
 
 
 @functools.cache
@@ -119,9 +119,9 @@ def test_prefill_behind_prefixes(shape: AttentionShape, dtype: Any, bound: float
 @pytest.mark.parametrize(
     "tuned",
     [
-        Tuning(rows=64, block=32, warps=4, stages=1, rounds=4, piece=256),
-        Tuning(rows=32, block=64, warps=8, stages=3, rounds=16, piece=1024),
-        Tuning(rows=32, block=64, warps=8, stages=3, rounds=16, piece=1024, slack=8.0),
+        Tuning(rows=64, block=32, warps=4, stages=1, resident=4, piece=256),
+        Tuning(rows=32, block=64, warps=8, stages=3, resident=16, piece=1024),
+        Tuning(rows=32, block=64, warps=8, stages=3, resident=16, piece=1024, slack=8.0),
         None,
     ],
     ids=["64x32", "32x64", "32x64 lazy", "default"],
