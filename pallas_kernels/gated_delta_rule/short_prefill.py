@@ -182,7 +182,7 @@ def short_prefill(
     """`prefill.ragged_prefill` for up to MOST_TOKENS tokens."""
     count, (heads, _, value_dim) = segments.load.shape[0], pool.shape[2:]
     per_channel, bf16 = gates.decay.ndim == 3, qkv.dtype == jnp.bfloat16
-    tuning = tuning or ShortTuning()
+    tuning = tuning or ShortTuning.default(per_channel)
     masks = None
     if per_channel:
         leaf = decay_leaf(tuning, bf16)

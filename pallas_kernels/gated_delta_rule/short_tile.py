@@ -35,10 +35,15 @@ class ShortTuning:
     """
 
     tile: int = 32
-    value_block: int = 32
+    value_block: int = 16
     warps: int = 4
     key_block: int = 128
     decay_leaf: int = 16
+
+    @classmethod
+    def default(cls, per_channel: bool) -> ShortTuning:
+        """KDA's products of a tile of 32 take more registers than there are."""
+        return cls(tile=16, value_block=32) if per_channel else cls()
 
 
 @dataclass(frozen=True)

@@ -102,6 +102,27 @@ def _powers(scores: Array, factor: float, high: Array, interpret: bool) -> Array
     )[0]
 
 
+def _weigh(
+    scores: Array, sums: Sums, factor: float, slack: float, interpret: bool
+) -> tuple[Sums, Array]:
+    """A block's weights, and the sums to which its values, weighed, are to be added."""
+    top, total, acc = sums
+    # The largest so far need not be the reference, only near: sums are seldom scaled down.
+    high = jnp.max(scores, axis=1) * factor
+    high = jnp.where(high > top + slack, high, top)
+    weights = _powers(scores, factor, high, interpret)
+
+    def shrunk() -> tuple[Array, tuple[Array, ...]]:
+        shrink = jnp.exp2(top - high)
+        return total * shrink, tuple(a * shrink[:, None] for a in acc)
+
+    if slack:
+        total, acc = lax.cond(jnp.max(high - top) > 0, shrunk, lambda: (total, acc))
+    else:
+        total, acc = shrunk()
+    return (high, total + jnp.sum(weights, axis=1), acc), weights
+
+
 def kernel(
     layer_ref: Any,
     count_ref: Any,
@@ -181,38 +202,20 @@ def kernel(
                 return [load(values_ref, part) for part in value_parts]
 
             weighed = []
-            for group, (top, total, acc) in zip(groups, sums, strict=True):
+            for group, before in zip(groups, sums, strict=True):
                 scores: Any = sum(dot(x, y, tb=True) for x, y in zip(group.q, k, strict=True))
                 if masked:
                     visible = (at[None, :] <= group.position[:, None]) & inside[None, :]
                     scores = jnp.where(visible, scores, NEVER / factor)
-                # The largest so far need not be the reference, only near: sums are seldom scaled.
-                high = jnp.max(scores, axis=1) * factor
-                high = jnp.where(high > top + tuning.slack, high, top)
-                weights = _powers(scores, factor, high, dot.interpret)
-
-                def shrunk(
-                    top: Array = top, high: Array = high, total: Array = total, acc: Any = acc
-                ) -> tuple[Array, tuple[Array, ...]]:
-                    shrink = jnp.exp2(top - high)
-                    return total * shrink, tuple(a * shrink[:, None] for a in acc)
-
-                if tuning.slack:
-                    same = functools.partial(lambda *x: x, total, acc)
-                    total, acc = lax.cond(jnp.max(high - top) > 0, shrunk, same)
-                else:
-                    total, acc = shrunk()
-                weighed.append((high, total + jnp.sum(weights, axis=1), acc, weights))
+                weighed.append(_weigh(scores, before, factor, tuning.slack, dot.interpret))
             v = values()
             sums = tuple(
                 (
-                    high,
+                    top,
                     total,
-                    tuple(
-                        a + dot(weights.astype(x.dtype), x) for a, x in zip(acc, v, strict=True)
-                    ),
+                    tuple(a + dot(w.astype(x.dtype), x) for a, x in zip(acc, v, strict=True)),
                 )
-                for high, total, acc, weights in weighed
+                for (top, total, acc), w in weighed
             )
             return sums, pages
 

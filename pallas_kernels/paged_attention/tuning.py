@@ -76,8 +76,8 @@ class Cut:
 def make_cut(
     tiles: int, busy: int, head_blocks: int, partial_bytes: int, context: int, tuning: Tuning
 ) -> Cut:
-    """Of `tiles` at most, `busy` have keys to see when the batch is one sequence. `partial_bytes` is
-    what one piece leaves, over all heads."""
+    """Of `tiles` at most, `busy` have keys to see when the batch is one sequence. `partial_bytes`
+    is what one piece leaves, over all heads."""
     room = max(1, PARTIAL_BYTES // (tiles * partial_bytes))
     enough = _pieces(busy * head_blocks, context, room, tuning)
     most = min(max(enough, -(-context // tuning.piece)), -(-context // LEAST_PIECE))

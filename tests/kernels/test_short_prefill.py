@@ -12,11 +12,14 @@ import pytest
 
 from pallas_kernels import CONTINUE, NO_SLOT, Segments, ragged_gated_delta_rule
 from pallas_kernels.arg_specs import HEAD_SHAPES, HeadShape, segments_shape
+from pallas_kernels.gated_delta_rule.short_prefill import short_prefill
+from pallas_kernels.gated_delta_rule.short_tile import ShortTuning
 
 from ..assertions import assert_close
 from . import oracle
 from .lowering import TRITON_CALL, lower_for_cuda
 from .test_gated_delta_rule import (
+    ACTIVATION,
     BF16_BOUND,
     CASES,
     F32_BOUND,
@@ -66,6 +69,45 @@ def test_sequences_side_by_side_equal_each_alone(case: Case, dtype: Any) -> None
     np.testing.assert_array_equal(after[[4, 6]], pool[[4, 6]])  # sources are only read
     assert np.isnan(after[:, 0]).all()  # the other layer is untouched
     np.testing.assert_array_equal(o[27:], 0)
+
+
+def alone(case: Case, x: Any, dtype: Any, tuning: ShortTuning | None = None) -> tuple[Any, Any]:
+    """(o, state) of one sequence from slot 0, whose state goes to slot 1; all of layer 1."""
+    pool = poisoned_pool(case, slots=2)
+    pool[0, 1] = state_of(case)
+    qkv, gates = packed(x, dtype)
+    gates = gates._replace(A_log=gates.A_log[None], dt_bias=gates.dt_bias[None])
+    segments = Segments(*(jnp.array(y, jnp.int32) for y in ([0, len(x[0])], [0], [1])))
+    o, after = short_prefill(
+        qkv, gates, jnp.asarray(pool), jnp.ones(1, jnp.int32), None, segments, ACTIVATION,
+        tuning=tuning, interpret=True,
+    )  # fmt: skip
+    return o.astype(jnp.float32), after[1, 1]
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16], ids=["f32", "bf16"])
+@pytest.mark.parametrize("tile, per_channel", [(16, False), (32, True)], ids=["gdn-16", "kda-32"])
+def test_tiles_of_a_sequence_continue_each_other(tile: int, per_channel: bool, dtype: Any) -> None:
+    """Two tiles of 16, or one of 32 where two are the default; keys in two blocks."""
+    case = Case("cut", 1, 2, 48, 32, per_channel=per_channel)
+    x = rounded(inputs(case, 29), dtype)
+    o, state = alone(case, x, dtype, ShortTuning(tile=tile, key_block=32))
+    expected, expected_state = oracle.gated_delta_rule(*x, state_of(case))
+    bound = F32_BOUND if dtype == jnp.float32 else BF16_BOUND
+    assert_close("o", o, expected, bound)
+    assert_close("state", state, expected_state, bound)
+
+
+@pytest.mark.parametrize("size", [1e-18, 1e18], ids=["small", "large"])
+@pytest.mark.parametrize("per_channel", [False, True], ids=["gdn", "kda"])
+def test_values_of_any_size(per_channel: bool, size: float) -> None:
+    case = Case("size", 1, 1, 32, 16, per_channel=per_channel)
+    q, k, v, g, beta = inputs(case, 32)
+    x = rounded((q, k, v * np.float32(size), g, beta), jnp.bfloat16)
+    o, state = alone(case, x, jnp.bfloat16)
+    expected, expected_state = oracle.gated_delta_rule(*x, state_of(case))
+    assert_close("o", o, expected, BF16_BOUND)
+    assert_close("state", state, expected_state, BF16_BOUND)
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16], ids=["f32", "bf16"])
