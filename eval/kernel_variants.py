@@ -15,6 +15,8 @@ from pallas_kernels.gated_delta_rule.inverse import invert
 from pallas_kernels.gated_delta_rule.prefill import ragged_prefill
 from pallas_kernels.gated_delta_rule.prepare import prepare, products
 from pallas_kernels.gated_delta_rule.scan import scan
+from pallas_kernels.gated_delta_rule.short_prefill import MOST_TOKENS, short_prefill
+from pallas_kernels.gated_delta_rule.short_tile import ShortTuning
 from pallas_kernels.gated_delta_rule.tile import Options, Prepared
 from pallas_kernels.gated_delta_rule.tuning import PrefillTuning
 from pallas_kernels.ragged import make_tile_ranges
@@ -52,8 +54,17 @@ def _decode_tunings(default: DecodeTuning) -> Iterator[DecodeTuning]:
         yield replace(default, value_block=block, warps=warps, blocks=blocks)
 
 
+def _short_tunings(default: ShortTuning, per_channel: bool) -> Iterator[ShortTuning]:
+    for tile, block, warps, keys in (
+        (32, 16, 4, 128), (32, 16, 2, 128), (32, 32, 4, 128), (32, 32, 4, 64), (32, 64, 8, 128),
+        (16, 16, 4, 128), (16, 32, 4, 128), (16, 32, 4, 64), (16, 16, 2, 128),
+    ):  # fmt: skip
+        if not per_channel or tile == 16:
+            yield replace(default, tile=tile, value_block=block, warps=warps, key_block=keys)
+
+
 def variants(case: KernelCase, interpret: bool) -> list[Variant]:
-    """Each of a prefill's kernels by itself, and the whole; the error is always of the whole."""
+    """Each of a long prefill's kernels by itself, and the whole, of which the error always is."""
     expected = 4 * case.floor_bytes / 4e12
     most = 2 if interpret else None
     answer = reference(case)
@@ -66,6 +77,13 @@ def variants(case: KernelCase, interpret: bool) -> list[Variant]:
             for t, step in steps
         ]
     per_channel = case.shape.per_channel
+    if case.tokens <= MOST_TOKENS:
+        few = ShortTuning.default(per_channel)
+        forms = [(t, _short_step(case, t, interpret)) for t in _short_tunings(few, per_channel)]
+        return [
+            Variant("short", t, few, _loop(case, step, expected), _check(case, step, answer))
+            for t, step in forms[:most]
+        ]
     columns = case.sequences * case.shape.heads * case.shape.value_dim
     default = PrefillTuning.default(jnp.bfloat16, per_channel, columns)
     whole = _prefill_step(case, default, interpret)
@@ -116,6 +134,17 @@ def _prefill_step(case: KernelCase, tuning: PrefillTuning, interpret: bool) -> S
     def step(pool: Any, data: Data) -> Any:
         segments = case.segments(data.slots)
         return ragged_prefill(
+            data.qkv, _sets_of(data.gates), pool, jnp.zeros_like(segments.load), None,
+            segments, SOFTPLUS, tuning=tuning, interpret=interpret,
+        )  # fmt: skip
+
+    return step
+
+
+def _short_step(case: KernelCase, tuning: ShortTuning, interpret: bool) -> Step:
+    def step(pool: Any, data: Data) -> Any:
+        segments = case.segments(data.slots)
+        return short_prefill(
             data.qkv, _sets_of(data.gates), pool, jnp.zeros_like(segments.load), None,
             segments, SOFTPLUS, tuning=tuning, interpret=interpret,
         )  # fmt: skip
