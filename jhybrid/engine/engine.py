@@ -120,7 +120,7 @@ class Engine:
     def step(self) -> list[RequestUpdate]:
         self._demoter.settle()
         updates = self._abort_all()
-        self.host.settle(wait=False)
+        self.host.settle()
         alone = not self.scheduler.decoding
         with host_span("schedule"):
             plan = self.scheduler.schedule(kv_arrives=alone)
@@ -132,6 +132,8 @@ class Engine:
                 self.scheduler.dispatched(plan)
         if previous is not None:
             updates += self._commit(previous)
+        if previous is not None or not plan:  # a first answer does not wait for it
+            self.host.settle_states()
         self._demoter.start()
         if not plan and previous is None:  # nothing else to do, or nothing can go on before
             self._demoter.settle(wait=True)

@@ -13,12 +13,14 @@ from .buckets import bucket
 Part = tuple[np.ndarray, Any]  # the page that each of some rows goes to (-1: nowhere), and the rows
 
 ROW_SIZES: dict[PageKind, tuple[int, ...]] = {
-    "kv": CHUNK_ROWS,
+    "lower-kv": CHUNK_ROWS,
+    "upper-kv": CHUNK_ROWS,
     "inputs": tuple(rows for rows in CHUNK_ROWS if rows <= PIECE_ROWS),
     "states": (1,),
 }
 PUTS: dict[PageKind, tuple[int, ...]] = {  # parts that one call puts in their pages
-    "kv": (1, 2, 4, 8, 16),
+    "lower-kv": (1, 2, 4, 8, 16),
+    "upper-kv": (1, 2, 4, 8, 16),
     "inputs": (1, 2, 4, 8, 16),
     "states": (1,),
 }
