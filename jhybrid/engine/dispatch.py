@@ -1,13 +1,11 @@
 """One planned step, sent to the device in the order in which the device should have it.
 
-Decodes are first: what they take from the host then waits for no transfer. What replays read comes
-next if it is in host memory, and is under way while the host makes the small arrays that the step's
-programs take from it. These are sent together and before any of the programs: they wait for none,
-nor do programs for them. KV from host memory follows the program that puts the replay's inputs in
-their place, so that these do not share the link, and comes before the replay, beside which it
-travels. If nothing decodes, the question's lower layers run when their KV has arrived, and the
-upper layers likewise. What only a draw reads comes after the piece that draws, so that this starts
-sooner.
+Decodes are first: what they take from the host then waits for no transfer. Copies of pages and what
+replays read come next, if that is in host memory, and then, if nothing decodes, KV of the lower
+layers: the host makes all other small arrays while these are under way, and hands them over
+together, before the programs that take them. So no program waits for its own. See `host_tier` for
+the order of transfers. What only a draw reads comes after the piece that draws, so that this starts
+sooner, and what only the next step reads when the answer is there.
 """
 
 from __future__ import annotations
@@ -20,13 +18,13 @@ from jax import Array
 
 from ..cache.cache_manager import CacheManager
 from .host_spans import host_span
-from .host_tier import HostTier
+from .host_tier import STEP_PARTS, HostTier
 from .model_runner import ModelRunner
 from .sampler import Sampled
 from .scheduler import Plan
 from .scores import Scored, scored_pieces
 from .sequence import Sequence
-from .staging import StepInputs, make_step_inputs
+from .staging import StepInputs, make_step_inputs, page_copies
 from .step_inputs import decode_inputs, draw_mode
 
 
@@ -52,15 +50,18 @@ def dispatch(
         batch, rows = decode_inputs(runner, plan.decode, cache.inputs)
         sampled = runner.draw(runner.decode(rows, batch), rows, draw_mode(plan.decode))
         step.draws.append((list(plan.decode), sampled))
-    loads = host.expect(plan.admitted)
-    inputs = make_step_inputs(runner, plan, cache.inputs, step.scored, loads)
-    inputs = runner.stage(inputs)
-    for copies in inputs.copies:
+    for copies in page_copies(plan, runner):
         runner.copy_pages(copies)
-    host.start(inputs.loads)
+    pages = host.expect(plan.admitted)
+    if alone:
+        host.send_lower()
+    inputs = make_step_inputs(runner, plan, cache.inputs, step.scored)
+    inputs, pages = runner.stage((inputs, pages))
+    host.hold(pages)
     for moves in inputs.restores:
         runner.load_states(moves, keep=False)
-    host.send(beside_decodes=not alone, late=not alone)
+    if not alone:
+        host.send(most=STEP_PARTS)
     for replay in inputs.replays:
         runner.replay(replay)
     if alone:

@@ -8,19 +8,22 @@ the host goes on behind. What comes back is needed at different times, and one l
     KV of the upper layers                                    when it has run through the lower ones
     a state that only becomes a checkpoint again              by nobody
 
-A transfer starts when the programs dispatched before it have run, transfers on their way at one
-time share the link, and whatever a program gets from the host queues up behind the transfers sent
-before. So what a replay needs is sent first, and is on its way while the host makes the small
-arrays of the step, which follow. Then what the replay reads is put in its place, and the KV is
-sent: behind that program, so that the replay's share is the whole link. The replay and all that
-follows are dispatched at once, and the device waits for the KV where it is put in its pages.
-Beside decodes the KV goes a few chunks a step, and is put in its pages when it has arrived.
+The link finishes what one of its queues holds before it turns to the next, so that transfers which
+are under way together end together. A transfer waits for the programs dispatched before it. So each
+is dispatched behind a program that waits for what must come first:
+
+    send inputs, put inputs | send lower | replay, put lower | send upper | question, put upper
+
+A step's small arrays are handed over behind the first KV, since those below 16 KiB take another way
+(a larger one is the question's, which waits for KV anyhow); but the pages of a call that puts are
+handed over ahead of it. Beside decodes the KV goes a few chunks a step, and is put in its pages
+when it has arrived.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,16 +32,17 @@ import numpy as np
 
 from ..cache.admission import Admission
 from ..cache.cache_manager import CacheManager
-from ..cache.host_store import Chunk, input_pieces, padded_rows
-from ..cache.offload import Load, Offload, StateLoad, StateOffload
+from ..cache.host_store import input_pieces
+from ..cache.offload import Offload, StateLoad, StateOffload
 from ..models.pages import KV, PageKind
-from .host_moves import Part, put_order
+from .host_moves import Part, chunk_pages, input_parts, put_order
 from .host_spans import host_span
 from .model_runner import ModelRunner
 from .sequence import Sequence
 
 # Of the KV of chunks, what is sent in a step beside decodes (a quarter of its layers are upper).
 STEP_PARTS: dict[PageKind, int] = {"lower-kv": 2, "upper-kv": 6}
+SENT: tuple[PageKind, ...] = (*KV, "states")
 
 Pages = dict[PageKind, list[Any]]  # that one sequence's loads go to, of each call that puts them
 
@@ -108,48 +112,52 @@ class HostTier:
 
     @host_span("expect")
     def expect(self, sequences: Iterable[Sequence]) -> list[Pages]:
-        """Take over the loads of newly admitted sequences, and send what these read first: the
-        pages, in numpy, that all of it goes to."""
+        """Take over the loads of newly admitted sequences, send what these read first, and put it:
+        the pages, in numpy, that all else goes to."""
         for sequence in sequences:
             lease = sequence.lease
             if lease is None or not lease.loads:
                 continue
             item = _Arriving(sequence, lease, state=lease.state_load)
-            self._expected.append(item)
-            item.first += self._deliveries(item, "inputs", _input_parts(lease.loads))
+            item.first += self._deliveries(item, "inputs", input_parts(lease.loads))
             if item.state is not None:
                 part = np.array([item.state.slot], np.int32), _state_rows(item.state)
                 found = self._deliveries(item, "states", [part])
                 (item.first if item.state.read else item.late).extend(found)
+            self._expected.append(item)
             self._send_first()
-            targets = _targets(lease.loads, [load.pages for load in lease.loads])
+        for item in self._expected:
+            self._put_all(item, item.first)
+            targets = chunk_pages(item.lease.loads, [load.pages for load in item.lease.loads])
             for kind in self._runner.kv_kinds:  # whole chunks
                 parts = [(to, chunk.payload[kind]) for chunk, to in targets.items()]
                 item.kv.extend(self._deliveries(item, kind, parts))
-            lease.loads = []
+            item.lease.loads = []
+        self._arriving += self._expected
         return [item.pages for item in self._expected]
 
-    def start(self, pages: list[Pages]) -> None:
-        """Put what those sequences read first where they read it; `pages` are those of `expect`,
-        on the device."""
-        for item, item.pages in zip(self._expected, pages, strict=True):
-            self._put_all(item, item.first)
-            self._arriving.append(item)
+    def hold(self, pages: list[Pages]) -> None:
+        """What `expect` gave, on the device."""
+        for item, held in zip(self._expected, pages, strict=True):
+            item.pages = held
         self._expected = []
 
-    def send(self, *, beside_decodes: bool, late: bool = True) -> None:
-        """Send KV: what there is room for, or less in a step that something decodes in; and, with
-        `late`, states that nobody starts from."""
+    def send(
+        self, kinds: Collection[PageKind] = SENT, most: Mapping[PageKind, int] | None = None
+    ) -> None:
+        """Send KV and states that nobody starts from: what there is room for, or no more than
+        `most` parts of a kind."""
         self._forget_dead()
-        left = dict(STEP_PARTS) if beside_decodes else {}
-        for item in (*self._arriving, *self._expected):
-            for delivery in (*item.first, *item.kv, *(item.late if late else ())):
-                most = left.get(delivery.kind)
-                sent = self._send(delivery, most)
+        left = dict(most or {})
+        for item in self._arriving:
+            for delivery in item.deliveries():
+                if delivery.kind not in kinds:
+                    continue
+                sent = self._send(delivery, left.get(delivery.kind))
                 if delivery.unsent:  # in order: so the oldest always has room at last
                     return
-                if most is not None:
-                    left[delivery.kind] = most - sent
+                if delivery.kind in left:
+                    left[delivery.kind] -= sent
 
     def _make_room(self, size: int) -> None:
         """For a part of so many bytes. Put whatever has been sent as a whole, arrived or not: what
@@ -187,13 +195,19 @@ class HostTier:
             item.sequence.kv_arrived = True
         self._arriving = coming
 
+    def send_lower(self) -> None:
+        self.send(("lower-kv",))
+
     def put_lower(self) -> None:
-        """Put the KV of the lower layers: the device waits for it, but not the host."""
+        """Put the KV of the lower layers, for which the device waits, but not the host; and send
+        that of the upper ones."""
         self._put_kv("lower-kv")
+        self.send(KV)
 
     def put_upper(self) -> None:
-        """Put the rest of the KV, likewise."""
+        """Put the rest of the KV, likewise; and send the states."""
         self._put_kv("upper-kv")
+        self.send()
         for item in self._arriving:
             self._late.append(item)
             item.sequence.kv_arrived = True
@@ -204,7 +218,7 @@ class HostTier:
         for item in self._arriving:
             while item.kv and item.kv[0].kind == kind:
                 self._put_all(item, [item.kv.popleft()])
-                self.send(beside_decodes=False)
+                self.send((kind,))
 
     def settle_states(self) -> None:
         """Put the states that came last: nothing in a step should have waited for them."""
@@ -269,24 +283,3 @@ def _bytes(rows: Any) -> int:
 
 def _state_rows(load: StateLoad) -> Any:
     return load.chunk.states[load.depth]
-
-
-def _input_parts(loads: list[Load]) -> list[Part]:
-    """The pieces of chunks with group inputs that are wanted, and their pages."""
-    parts = list[Part]()
-    some = [load for load in loads if (load.input_pages >= 0).any()]
-    for chunk, to in _targets(some, [load.input_pages for load in some]).items():
-        for piece in input_pieces(to[: chunk.rows] >= 0):
-            pages = np.full(padded_rows(len(piece)), -1, np.int32)
-            pages[: len(piece)] = to[piece.start : piece.stop]
-            parts.append((pages, chunk.payload["inputs"][piece.start]))
-    return parts
-
-
-def _targets(loads: list[Load], pages: list[np.ndarray]) -> dict[Chunk, np.ndarray]:
-    """For each row of each chunk, padded, the page that it goes to."""
-    targets = dict[Chunk, np.ndarray]()
-    for load, to in zip(loads, pages, strict=True):
-        blank = np.full(padded_rows(load.chunk.rows), -1, np.int32)
-        targets.setdefault(load.chunk, blank)[load.rows.start : load.rows.stop] = to
-    return targets

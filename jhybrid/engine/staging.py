@@ -1,8 +1,8 @@
-"""What the programs of a planned step take from the host, made before any of them is dispatched.
+"""What the programs of a planned step take from the host, made before they are dispatched.
 
 A program's small array that is handed over at its call waits for the programs and the transfers
 sent before, and the device idles until it is there. Sent ahead of all of them, none does. Decodes
-are sent before even this, and bring their own.
+are sent before even this, and bring their own; and so do copies of pages.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from ..cache.input_pages import InputPages
 from ..packed import Packed, pack
 from .buckets import MOVES
 from .host_spans import host_span
-from .host_tier import Pages
 from .model_runner import ModelRunner, pairs
 from .recovery import Move
 from .scheduler import Plan
@@ -31,11 +30,8 @@ Moves = tuple[Int32[Array, " M"], Int32[Array, " M"]]  # sources and targets, -1
 @struct.dataclass
 class StepInputs:
     """Arguments of the runner's calls, in numpy and, once staged, on the device; a list has one
-    entry for each call. N sequences in T packed tokens. `loads`: the pages that all that comes from
-    host memory goes to, KV included."""
+    entry for each call. N sequences in T packed tokens."""
 
-    copies: list[Packed]
-    loads: list[Pages]
     restores: list[Moves]
     replays: list[Packed]
     prefill: Packed | None
@@ -48,9 +44,9 @@ class StepInputs:
 
 @host_span("make inputs")
 def make_step_inputs(
-    runner: ModelRunner, plan: Plan, inputs: InputPages | None, scored: Scored, loads: list[Pages]
+    runner: ModelRunner, plan: Plan, inputs: InputPages | None, scored: Scored
 ) -> StepInputs:
-    """`scored`: as `scored_pieces` says; `loads`: as `HostTier.expect`."""
+    """`scored`: as `scored_pieces` says."""
     replays = list[Packed]()
     if plan.replays:
         assert inputs is not None
@@ -67,8 +63,6 @@ def make_step_inputs(
         (np.int32(s.row), *seen_tokens(s, runner.vocab)) for s in plan.admitted if s.has_penalties
     ]
     return StepInputs(
-        copies=_copies(plan, runner.buckets.decode[-1]),
-        loads=loads,
         restores=_moves(plan.restores),
         replays=replays,
         prefill=prefill,
@@ -80,8 +74,9 @@ def make_step_inputs(
     )
 
 
-def _copies(plan: Plan, width: int) -> list[Packed]:
+def page_copies(plan: Plan, runner: ModelRunner) -> list[Packed]:
     """Of KV pages and of pages of group inputs, of which there are not more."""
+    width = runner.buckets.decode[-1]
     both = plan.page_copies, plan.input_copies
     starts = range(0, len(plan.page_copies), width)
     return [pack([pairs(c[start : start + width], width) for c in both]) for start in starts]
