@@ -5,7 +5,7 @@ replays read come next, if that is in host memory, and then, if nothing decodes,
 layers: the host makes all other small arrays while these are under way, and hands them over
 together, before the programs that take them. So no program waits for its own. See `host_tier` for
 the order of transfers. What only a draw reads comes after the piece that draws, so that this starts
-sooner, and what only the next step reads when the answer is there.
+sooner.
 """
 
 from __future__ import annotations
@@ -69,6 +69,7 @@ def dispatch(
     _prefill(runner, plan, inputs, step, host.put_upper if alone else lambda: None)
     for moves in inputs.late_restores:
         runner.load_states(moves, keep=True)
+    host.settle_states()
     return step
 
 

@@ -132,8 +132,6 @@ class Engine:
                 self.scheduler.dispatched(plan)
         if previous is not None:
             updates += self._commit(previous)
-        if previous is not None or not plan:  # a first answer does not wait for it
-            self.host.settle_states()
         self._demoter.start()
         if not plan and previous is None:  # nothing else to do, or nothing can go on before
             self._demoter.settle(wait=True)
