@@ -25,6 +25,7 @@ from jhybrid.engine.arguments import add_engine_arguments
 from jhybrid.engine.build import create_engine, engine_config
 from jhybrid.engine.empty_batches import empty_decode, empty_prefill, empty_replay
 from jhybrid.engine.model_runner import ModelRunner
+from jhybrid.engine.programs import PREFILL
 from jhybrid.engine.programs import Call as ProgramCall
 from jhybrid.engine.sampler import SampleMode
 from jhybrid.packed import pack
@@ -146,8 +147,9 @@ def _prefill_call(runner: ModelRunner, step: Step, tables: np.ndarray) -> Call:
     batch.segments.cu[1:] = step.size
     batch.segments.store[0] = 0
     packed = pack(batch)
-    args = (runner.params, runner.caches, packed)
-    programs = [("prefill", (step.size, 2, int(whole)), args)]
+    size, args = (step.size, 2, int(whole)), (runner.params, runner.caches, packed)
+    lower, upper = PREFILL
+    programs = [(lower, size, args), (upper, size, (*args, runner.stream_shape(step.size)))]
     return Call(programs, lambda: runner.prefill(packed))
 
 

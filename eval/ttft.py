@@ -26,6 +26,7 @@ from jhybrid.engine.buckets import bucket
 from jhybrid.engine.build import engine_config
 from jhybrid.engine.llm import LLM
 from jhybrid.engine.model_runner import ModelRunner
+from jhybrid.engine.programs import PREFILL
 from jhybrid.engine.request import (
     PrefixCacheOptions,
     PrefixCacheUsage,
@@ -133,7 +134,7 @@ def compile_large(runner: ModelRunner, suffix: int) -> None:
     used = sizes[-1], bucket(sizes, suffix)
 
     def needed(name: str, size: tuple[int, ...]) -> bool:
-        return name == "replay" or (name == "prefill" and size[0] in used)
+        return name == "replay" or (name in PREFILL and size[0] in used)
 
     for _ in warm_up(runner, needed):
         pass

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 
 from jhybrid.engine.buckets import bucket
 from jhybrid.engine.model_runner import ModelRunner
-from jhybrid.engine.programs import Shape
+from jhybrid.engine.programs import PREFILL, Shape
 from jhybrid.engine.sampler import SampleMode
 from jhybrid.engine.warm_up import warm_up
 
@@ -31,7 +31,8 @@ def used_programs(runner: ModelRunner, prompts: int, length: int) -> set[Program
         whole = pieces == 1 and fresh and runner.prefers_whole_prompt(size)
         running += done
         decode = bucket(b.decode, max(1, running))
-        found |= {("prefill", (size, sequences, int(whole))), ("decode", (decode,))}
+        found |= {(name, (size, sequences, int(whole))) for name in PREFILL}
+        found.add(("decode", (decode,)))
         found |= {(f"draw-{SampleMode.GREEDY.name}", (n,)) for n in (sequences, decode)}
     return found
 

@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 from jhybrid.cache.allocator import PoolCounts
 from jhybrid.cache.radix_node import Tokens, common_length
 
-CHUNK_ROWS = (8, 32, 64, 128)  # pages of a chunk, padded to one of these: few, large transfers
+CHUNK_ROWS = (8, 16, 32, 64, 128)  # pages of a chunk, padded to one of these: few, large transfers
 # Pages whose group inputs travel together: a replay wants few, and wants them first.
-PIECE_ROWS = 32
+PIECE_ROWS = 16
 LEAST_CHUNKS = 8  # that the memory holds at least, or chunks are smaller: they leave one by one
 
 

@@ -1,29 +1,30 @@
 """One planned step, sent to the device in the order in which the device should have it.
 
-Decodes are first: what they take from the host then waits for no transfer. What replays read comes
-next if it is in host memory, and is under way while the host makes the small arrays that programs
-take from it. These are sent before any of the programs: they wait for none, nor do programs for
-them. Where KV comes from host memory and nothing decodes, it is sent when the replay's are: those
-of the question may come behind it, as the question does. What only a draw reads comes after the
-piece that draws, so that this starts sooner.
+Decodes are first: what they take from the host then waits for no transfer. Copies of pages and what
+replays read come next, if that is in host memory, and then, if nothing decodes, KV of the lower
+layers: the host makes all other small arrays while these are under way, and hands them over
+together, before the programs that take them. So no program waits for its own. See `host_tier` for
+the order of transfers. What only a draw reads comes after the piece that draws, so that this starts
+sooner.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from jax import Array
 
 from ..cache.cache_manager import CacheManager
 from .host_spans import host_span
-from .host_tier import HostTier
+from .host_tier import STEP_PARTS, HostTier
 from .model_runner import ModelRunner
 from .sampler import Sampled
 from .scheduler import Plan
 from .scores import Scored, scored_pieces
 from .sequence import Sequence
-from .staging import PromptInputs, ReplayInputs, make_prompt_inputs, make_replay_inputs
+from .staging import StepInputs, make_step_inputs, page_copies
 from .step_inputs import decode_inputs, draw_mode
 
 
@@ -49,51 +50,42 @@ def dispatch(
         batch, rows = decode_inputs(runner, plan.decode, cache.inputs)
         sampled = runner.draw(runner.decode(rows, batch), rows, draw_mode(plan.decode))
         step.draws.append((list(plan.decode), sampled))
-    first, inputs = _hand_over(plan, runner, cache, host, step.scored, alone=alone)
-    for copies in first.copies:
+    for copies in page_copies(plan, runner):
         runner.copy_pages(copies)
-    host.start(first.loads)
-    for moves in first.restores:
+    pages = host.expect(plan.admitted)
+    if alone:
+        host.send_lower()
+    inputs = make_step_inputs(runner, plan, cache.inputs, step.scored)
+    inputs, pages = runner.stage((inputs, pages))
+    host.hold(pages)
+    for moves in inputs.restores:
         runner.load_states(moves, keep=False)
-    host.send(beside_decodes=not alone, late=not alone)
-    for replay in first.replays:
+    if not alone:
+        host.send(most=STEP_PARTS)
+    for replay in inputs.replays:
         runner.replay(replay)
     if alone:
-        host.settle(wait=True)
-    _prefill(plan, runner, inputs, step)
+        host.put_lower()
+    _prefill(runner, plan, inputs, step, host.put_upper if alone else lambda: None)
     for moves in inputs.late_restores:
         runner.load_states(moves, keep=True)
     host.settle_states()
     return step
 
 
-def _hand_over(
-    plan: Plan,
+def _prefill(
     runner: ModelRunner,
-    cache: CacheManager,
-    host: HostTier,
-    scored: Scored,
-    *,
-    alone: bool,
-) -> tuple[ReplayInputs, PromptInputs]:
-    """All that the step's programs take from the host, on its way; and KV, if they wait for it."""
-    with host_span("make inputs"):
-        loads = host.expect(plan.admitted)
-        first = make_replay_inputs(runner, plan, cache.inputs, loads)
-    kv_first = alone and len(loads) > 0
-    if kv_first:
-        first = runner.stage(first)
-        host.send(beside_decodes=False, late=False)
-    with host_span("make prompt inputs"):
-        inputs = make_prompt_inputs(runner, plan, cache.inputs, scored)
-    if kv_first:
-        return first, runner.stage(inputs)
-    return runner.stage((first, inputs))
-
-
-def _prefill(plan: Plan, runner: ModelRunner, inputs: PromptInputs, step: InFlight) -> None:
+    plan: Plan,
+    inputs: StepInputs,
+    step: InFlight,
+    between: Callable[[], None],
+) -> None:
     """Pieces of prompts and their draws, and the sampler's rows of who is new."""
-    ran = None if inputs.prefill is None else runner.prefill(inputs.prefill)
+    ran = None
+    if inputs.prefill is None:
+        between()
+    else:
+        ran = runner.prefill(inputs.prefill, between)
     for row in inputs.rows:
         runner.set_row(row)
     for seen in inputs.seen:

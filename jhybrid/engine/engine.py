@@ -120,7 +120,7 @@ class Engine:
     def step(self) -> list[RequestUpdate]:
         self._demoter.settle()
         updates = self._abort_all()
-        self.host.settle(wait=False)
+        self.host.settle()
         alone = not self.scheduler.decoding
         with host_span("schedule"):
             plan = self.scheduler.schedule(kv_arrives=alone)

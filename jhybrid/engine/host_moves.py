@@ -6,19 +6,22 @@ from typing import Any
 
 import numpy as np
 
-from ..cache.host_store import CHUNK_ROWS, PIECE_ROWS
+from ..cache.host_store import CHUNK_ROWS, PIECE_ROWS, Chunk, input_pieces, padded_rows
+from ..cache.offload import Load
 from ..models.pages import PageKind
 from .buckets import bucket
 
 Part = tuple[np.ndarray, Any]  # the page that each of some rows goes to (-1: nowhere), and the rows
 
 ROW_SIZES: dict[PageKind, tuple[int, ...]] = {
-    "kv": CHUNK_ROWS,
+    "lower-kv": CHUNK_ROWS,
+    "upper-kv": CHUNK_ROWS,
     "inputs": tuple(rows for rows in CHUNK_ROWS if rows <= PIECE_ROWS),
     "states": (1,),
 }
 PUTS: dict[PageKind, tuple[int, ...]] = {  # parts that one call puts in their pages
-    "kv": (1, 2, 4, 8, 16),
+    "lower-kv": (1, 2, 4, 8, 16),
+    "upper-kv": (1, 2, 4, 8, 16),
     "inputs": (1, 2, 4, 8, 16),
     "states": (1,),
 }
@@ -52,3 +55,24 @@ def put_order(
         pages.append(grid)
         rows.append([part for _, part in some])
     return pages, rows
+
+
+def input_parts(loads: list[Load]) -> list[Part]:
+    """The pieces of chunks with group inputs that are wanted, and their pages."""
+    parts = list[Part]()
+    some = [load for load in loads if (load.input_pages >= 0).any()]
+    for chunk, to in chunk_pages(some, [load.input_pages for load in some]).items():
+        for piece in input_pieces(to[: chunk.rows] >= 0):
+            pages = np.full(padded_rows(len(piece)), -1, np.int32)
+            pages[: len(piece)] = to[piece.start : piece.stop]
+            parts.append((pages, chunk.payload["inputs"][piece.start]))
+    return parts
+
+
+def chunk_pages(loads: list[Load], pages: list[np.ndarray]) -> dict[Chunk, np.ndarray]:
+    """For each row of each chunk, padded, the page that it goes to."""
+    targets = dict[Chunk, np.ndarray]()
+    for load, to in zip(loads, pages, strict=True):
+        blank = np.full(padded_rows(load.chunk.rows), -1, np.int32)
+        targets.setdefault(load.chunk, blank)[load.rows.start : load.rows.stop] = to
+    return targets

@@ -4,22 +4,26 @@ What leaves: the pages are gathered on the device before any later step writes t
 the host goes on behind. What comes back is needed at different times, and one link carries it:
 
     group inputs, and a state that the request starts from    at once: the replay reads them
-    KV                                                        before the question runs
+    KV of the lower layers                                    before the question runs
+    KV of the upper layers                                    when it has run through the lower ones
     a state that only becomes a checkpoint again              by nobody
 
-A transfer starts when the programs dispatched before it have run, and whatever a program gets from
-the host queues up behind the transfers sent before. So what a replay needs is sent first, and is on
-its way while the host makes what the programs up to the replay take, the pages that everything goes
-to among that. This follows, and then the KV, if nothing decodes; what the replay reads is put in
-its place, the replay and all that follows are dispatched at once, and the device waits for the KV.
-Beside decodes the KV goes a few chunks a step and behind all small inputs, since theirs take the
-same way, and is put in its pages when it has arrived.
+The link finishes what one of its queues holds before it turns to the next, so that transfers which
+are under way together end together. A transfer waits for the programs dispatched before it. So each
+is dispatched behind a program that waits for what must come first:
+
+    send inputs, put inputs | send lower | replay, put lower | send upper | question, put upper
+
+A step's small arrays are handed over behind the first KV, since those below 16 KiB take another way
+(a larger one is the question's, which waits for KV anyhow); but the pages of a call that puts are
+handed over ahead of it. Beside decodes the KV goes a few chunks a step, and is put in its pages
+when it has arrived.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -28,15 +32,17 @@ import numpy as np
 
 from ..cache.admission import Admission
 from ..cache.cache_manager import CacheManager
-from ..cache.host_store import Chunk, input_pieces, padded_rows
-from ..cache.offload import Load, Offload, StateLoad, StateOffload
-from ..models.pages import PageKind
-from .host_moves import Part, put_order
+from ..cache.host_store import input_pieces
+from ..cache.offload import Offload, StateLoad, StateOffload
+from ..models.pages import KV, PageKind
+from .host_moves import Part, chunk_pages, input_parts, put_order
 from .host_spans import host_span
 from .model_runner import ModelRunner
 from .sequence import Sequence
 
-STEP_CHUNKS = 2  # of KV that are sent in a step beside decodes
+# Of the KV of chunks, what is sent in a step beside decodes (a quarter of its layers are upper).
+STEP_PARTS: dict[PageKind, int] = {"lower-kv": 2, "upper-kv": 6}
+SENT: tuple[PageKind, ...] = (*KV, "states")
 
 Pages = dict[PageKind, list[Any]]  # that one sequence's loads go to, of each call that puts them
 
@@ -104,46 +110,54 @@ class HostTier:
             else:
                 offload.chunk.payload = self._fetch(offload)
 
+    @host_span("expect")
     def expect(self, sequences: Iterable[Sequence]) -> list[Pages]:
-        """Take over the loads of newly admitted sequences, and send what these read first: the
-        pages, in numpy, that all of it goes to."""
+        """Take over the loads of newly admitted sequences, send what these read first, and put it:
+        the pages, in numpy, that all else goes to."""
         for sequence in sequences:
             lease = sequence.lease
             if lease is None or not lease.loads:
                 continue
             item = _Arriving(sequence, lease, state=lease.state_load)
-            self._expected.append(item)
-            item.first += self._deliveries(item, "inputs", _input_parts(lease.loads))
+            item.first += self._deliveries(item, "inputs", input_parts(lease.loads))
             if item.state is not None:
                 part = np.array([item.state.slot], np.int32), _state_rows(item.state)
                 found = self._deliveries(item, "states", [part])
                 (item.first if item.state.read else item.late).extend(found)
+            self._expected.append(item)
             self._send_first()
-            item.kv.extend(self._deliveries(item, "kv", _kv_parts(lease.loads)))
-            lease.loads = []
+        for item in self._expected:
+            self._put_all(item, item.first)
+            targets = chunk_pages(item.lease.loads, [load.pages for load in item.lease.loads])
+            for kind in self._runner.kv_kinds:  # whole chunks
+                parts = [(to, chunk.payload[kind]) for chunk, to in targets.items()]
+                item.kv.extend(self._deliveries(item, kind, parts))
+            item.lease.loads = []
+        self._arriving += self._expected
         return [item.pages for item in self._expected]
 
-    def start(self, pages: list[Pages]) -> None:
-        """Put what those sequences read first where they read it; `pages` are those of `expect`,
-        on the device."""
-        for item, item.pages in zip(self._expected, pages, strict=True):
-            self._put_all(item, item.first)
-            self._arriving.append(item)
+    def hold(self, pages: list[Pages]) -> None:
+        """What `expect` gave, on the device."""
+        for item, held in zip(self._expected, pages, strict=True):
+            item.pages = held
         self._expected = []
 
-    def send(self, *, beside_decodes: bool, late: bool = True) -> None:
-        """Send KV: what there is room for, or less in a step that something decodes in; and, with
-        `late`, states that nobody starts from."""
+    def send(
+        self, kinds: Collection[PageKind] = SENT, most: Mapping[PageKind, int] | None = None
+    ) -> None:
+        """Send KV and states that nobody starts from: what there is room for, or no more than
+        `most` parts of a kind."""
         self._forget_dead()
-        most = STEP_CHUNKS if beside_decodes else None
-        for item in (*self._arriving, *self._expected):
-            for delivery in (*item.first, *item.kv, *(item.late if late else ())):
-                sent = self._send(delivery, most if delivery.kind == "kv" else None)
+        left = dict(most or {})
+        for item in self._arriving:
+            for delivery in item.deliveries():
+                if delivery.kind not in kinds:
+                    continue
+                sent = self._send(delivery, left.get(delivery.kind))
                 if delivery.unsent:  # in order: so the oldest always has room at last
                     return
-                most = most and most - sent if delivery.kind == "kv" else most
-                if most == 0:
-                    return
+                if delivery.kind in left:
+                    left[delivery.kind] -= sent
 
     def _make_room(self, size: int) -> None:
         """For a part of so many bytes. Put whatever has been sent as a whole, arrived or not: what
@@ -165,27 +179,46 @@ class HostTier:
                 self._in_flight -= sum(d.size * len(d.sent) for d in item.deliveries())
         self._arriving = [item for item in self._arriving if item.alive]
 
-    def settle(self, *, wait: bool) -> None:
+    def settle(self) -> None:
         """Put what has arrived into its pages once all of a sequence has, or before when there was
-        no room for more; with `wait` everything, which makes the device wait for what has not
-        arrived, but not the host."""
+        no room for more."""
         self._forget_dead()
         coming = []
         for item in self._arriving:
-            early = wait or self._full or all(d.is_ready() for d in item.deliveries())
-            while early and item.kv and (wait or item.kv[0].is_ready()):
+            early = self._full or all(d.is_ready() for d in item.deliveries())
+            while early and item.kv and item.kv[0].is_ready():
                 self._put_all(item, [item.kv.popleft()])
-                if wait:
-                    self.send(beside_decodes=False)
-            if wait:
-                self._late.append(item)
-            elif item.kv or not all(state.is_ready() for state in item.late):
+            if item.kv or not all(state.is_ready() for state in item.late):
                 coming.append(item)
                 continue
-            else:
-                self._put_all(item, item.late)
+            self._put_all(item, item.late)
             item.sequence.kv_arrived = True
         self._arriving = coming
+
+    def send_lower(self) -> None:
+        self.send(("lower-kv",))
+
+    def put_lower(self) -> None:
+        """Put the KV of the lower layers, for which the device waits, but not the host; and send
+        that of the upper ones."""
+        self._put_kv("lower-kv")
+        self.send(KV)
+
+    def put_upper(self) -> None:
+        """Put the rest of the KV, likewise; and send the states."""
+        self._put_kv("upper-kv")
+        self.send()
+        for item in self._arriving:
+            self._late.append(item)
+            item.sequence.kv_arrived = True
+        self._arriving = []
+
+    def _put_kv(self, kind: PageKind) -> None:
+        self._forget_dead()
+        for item in self._arriving:
+            while item.kv and item.kv[0].kind == kind:
+                self._put_all(item, [item.kv.popleft()])
+                self.send((kind,))
 
     def settle_states(self) -> None:
         """Put the states that came last: nothing in a step should have waited for them."""
@@ -218,7 +251,7 @@ class HostTier:
             delivery.sent += self._runner.to_device(delivery.kind, now)
             del delivery.unsent[: len(now)]
             self._in_flight += delivery.size * len(now)
-        if not self.overlap and delivery.kind == "kv":
+        if not self.overlap and delivery.kind in KV:
             jax.block_until_ready(delivery.sent)
         return len(now)
 
@@ -236,11 +269,12 @@ class HostTier:
         deliveries.clear()
 
     def _fetch(self, offload: Offload) -> dict[str, Any]:
-        """The rows of a chunk: its KV, and its group inputs by the first row of each piece."""
+        """The rows of a chunk: its KV by kind, and its group inputs by each piece's first row."""
         pieces = input_pieces(offload.chunk.with_inputs)
         pages = {piece.start: offload.input_pages[piece.start : piece.stop] for piece in pieces}
         inputs = {at: self._runner.take_pages("inputs", some) for at, some in pages.items()}
-        return {"kv": self._runner.take_pages("kv", offload.pages), "inputs": inputs}
+        kv = {kind: self._runner.take_pages(kind, offload.pages) for kind in self._runner.kv_kinds}
+        return {**kv, "inputs": inputs}
 
 
 def _bytes(rows: Any) -> int:
@@ -249,30 +283,3 @@ def _bytes(rows: Any) -> int:
 
 def _state_rows(load: StateLoad) -> Any:
     return load.chunk.states[load.depth]
-
-
-def _kv_parts(loads: list[Load]) -> list[Part]:
-    """Whole chunks, with the page that each row is for (-1: nowhere)."""
-    targets = _targets(loads, [load.pages for load in loads])
-    return [(to, chunk.payload["kv"]) for chunk, to in targets.items()]
-
-
-def _input_parts(loads: list[Load]) -> list[Part]:
-    """The pieces of chunks with group inputs that are wanted, and their pages."""
-    parts = list[Part]()
-    some = [load for load in loads if (load.input_pages >= 0).any()]
-    for chunk, to in _targets(some, [load.input_pages for load in some]).items():
-        for piece in input_pieces(to[: chunk.rows] >= 0):
-            pages = np.full(padded_rows(len(piece)), -1, np.int32)
-            pages[: len(piece)] = to[piece.start : piece.stop]
-            parts.append((pages, chunk.payload["inputs"][piece.start]))
-    return parts
-
-
-def _targets(loads: list[Load], pages: list[np.ndarray]) -> dict[Chunk, np.ndarray]:
-    """For each row of each chunk, padded, the page that it goes to."""
-    targets = dict[Chunk, np.ndarray]()
-    for load, to in zip(loads, pages, strict=True):
-        blank = np.full(padded_rows(load.chunk.rows), -1, np.int32)
-        targets.setdefault(load.chunk, blank)[load.rows.start : load.rows.stop] = to
-    return targets

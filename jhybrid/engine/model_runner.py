@@ -7,6 +7,7 @@ arrays or, from `stage`, arrays that are on their way already: the executables a
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -20,7 +21,9 @@ from pallas_kernels import prefers_whole_prompt
 from ..batch import Caches, DecodeBatch
 from ..cache.host_store import padded_rows
 from ..config import AttentionConfig, ModelConfig
-from ..models.pages import PageKind, rows_partition
+from ..models.cut import lower_layers
+from ..models.hybrid import Stream
+from ..models.pages import PageKind, kv_kinds, rows_partition
 from ..models.specs import ModelParams, cache_partition, cache_specs
 from ..packed import Packed
 from ..params import map_specs, partition_specs
@@ -75,7 +78,8 @@ class ModelRunner:
         functions = step_functions(config, mesh, partition, valid_vocab)
 
         inputs: tuple[PageKind, ...] = ("inputs",) if input_pages else ()
-        kinds: tuple[PageKind, ...] = ("kv", *inputs, "states") if host else ()
+        self.kv_kinds = kv_kinds(len(config.full_layers)) if host else ()
+        kinds: tuple[PageKind, ...] = (*self.kv_kinds, *inputs, "states") if host else ()
         self.host_rows: dict[PageKind, Any] = {k: rows_partition(partition, k) for k in kinds}
         functions |= host_functions(mesh, partition, kinds)
 
@@ -100,13 +104,18 @@ class ModelRunner:
         transfer that was sent before it; what is sent after it holds it up no more."""
         return jax.device_put(inputs, self._replicated)
 
-    def prefill(self, batch: Packed) -> tuple[Array, Array]:
+    def prefill(
+        self, batch: Packed, between: Callable[[], None] = lambda: None
+    ) -> tuple[Array, Array]:
         """Run packed prompts (a PrefillBatch); returns the hidden rows of each sequence's last
-        token and of all."""
+        token and of all. `between` is called when the lower layers are dispatched."""
         shapes = batch.shapes
         size = (*shapes.token_ids, shapes.page_table[0], int(shapes.whole_prompt))
         args = (self.params, self.caches, batch)
-        last, hidden, self.caches = self.programs.call("prefill", size, *args)
+        stream, self.caches = self.programs.call("prefill-lower", size, *args)
+        between()
+        args = (self.params, self.caches, batch, stream)
+        last, hidden, self.caches = self.programs.call("prefill-upper", size, *args)
         return last, hidden
 
     def decode(self, rows: np.ndarray, batch: DecodeBatch) -> Array:
@@ -207,6 +216,12 @@ class ModelRunner:
         if c.group_inputs is not None:
             sizes["group_inputs"] = sum(x.nbytes for x in jax.tree.leaves(c.group_inputs))
         return sizes
+
+    def stream_shape(self, tokens: int) -> Stream:
+        """What the lower layers of a prefill hand to the upper ones."""
+        block = self.config.residual_block
+        one: Any = self.hidden_shape(tokens)
+        return Stream(one, (one,) * (-(-lower_layers(self.config) // block) if block else 0))
 
     def hidden_shape(self, size: int) -> jax.ShapeDtypeStruct:
         width, dtype = self.config.hidden_size, self.params.embedding.dtype

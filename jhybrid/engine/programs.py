@@ -22,16 +22,17 @@ GPU_OPTIONS: Options = {"xla_gpu_enable_triton_gemm": False, "xla_gpu_dot_merger
 COMPILER_OPTIONS = {"cpu": CPU_OPTIONS, "gpu": GPU_OPTIONS}
 # A CUDA graph starts when all of its nodes have been given the addresses of a call. A prefill has
 # hundreds of nodes, each with more to do than a launch takes, and somebody waits for the first one.
-# A replay in short pieces has more launches than work: they stay graphs.
+# So has a replay, but for one of few tokens, which has more launches than work.
 LAUNCHED: Options = {"xla_gpu_enable_command_buffer": ""}
-LAUNCHED_ONE_BY_ONE = ("prefill",)
+PREFILL = ("prefill-lower", "prefill-upper")
+LONG_REPLAY = 256  # tokens
 
 
-def compiler_options(platform: str, name: str = "") -> Options:
-    """Those of an engine's function `name`, or of any other."""
+def compiler_options(platform: str, name: str = "", size: Shape = ()) -> Options:
+    """Those of an engine's function `name` at a bucket, or of any other function."""
     options = COMPILER_OPTIONS.get(platform, {})
-    one_by_one = platform == "gpu" and name in LAUNCHED_ONE_BY_ONE
-    return options | LAUNCHED if one_by_one else options
+    one_by_one = name in PREFILL or (name == "replay" and size[0] >= LONG_REPLAY)
+    return options | LAUNCHED if platform == "gpu" and one_by_one else options
 
 
 def compile_side_by_side(
@@ -65,20 +66,20 @@ class Programs:
         """Run a function at a bucket, compiling it if the warm-up has not."""
         executable = self.executables.get((name, size))
         if executable is None:
-            executable = self.executables[name, size] = self.compile(name, args)
+            executable = self.executables[name, size] = self.compile(name, size, args)
         with host_span(f"call {name}"):
             return executable(*args)
 
-    def compile(self, name: str, args: tuple[Any, ...]) -> Any:
+    def compile(self, name: str, size: Shape, args: tuple[Any, ...]) -> Any:
         """A new executable, which the table does not hold."""
-        options = compiler_options(self._platform, name)
+        options = compiler_options(self._platform, name, size)
         return self.functions[name].lower(*args).compile(compiler_options=options)
 
     def compile_all(self, calls: Sequence[Call]) -> Iterator[tuple[str, Shape]]:
         """Fill the table, several at once; function and bucket of each as it gets done."""
         items = [
-            (self.functions[name], args, compiler_options(self._platform, name))
-            for name, _, args in calls
+            (self.functions[name], args, compiler_options(self._platform, name, size))
+            for name, size, args in calls
         ]
         for place, executable in compile_side_by_side(items):
             name, size, _ = calls[place]

@@ -1,11 +1,8 @@
-"""What the programs of a planned step take from the host, made before any of them is dispatched.
+"""What the programs of a planned step take from the host, made before they are dispatched.
 
 A program's small array that is handed over at its call waits for the programs and the transfers
 sent before, and the device idles until it is there. Sent ahead of all of them, none does. Decodes
-are sent before even this, and bring their own.
-
-It is made in two parts, so that KV on its way from host memory need not wait for the second: what
-runs up to the replays, and what waits for the KV itself.
+are sent before even this, and bring their own; and so do copies of pages.
 """
 
 from __future__ import annotations
@@ -20,7 +17,7 @@ from jaxtyping import Int32
 from ..cache.input_pages import InputPages
 from ..packed import Packed, pack
 from .buckets import MOVES
-from .host_tier import Pages
+from .host_spans import host_span
 from .model_runner import ModelRunner, pairs
 from .recovery import Move
 from .scheduler import Plan
@@ -31,21 +28,12 @@ Moves = tuple[Int32[Array, " M"], Int32[Array, " M"]]  # sources and targets, -1
 
 
 @struct.dataclass
-class ReplayInputs:
-    """Arguments of the runner's calls up to the replays, in numpy and, once staged, on the device;
-    a list has one entry for each call. `loads`: the pages that all that comes from host memory goes
-    to, KV included."""
+class StepInputs:
+    """Arguments of the runner's calls, in numpy and, once staged, on the device; a list has one
+    entry for each call. N sequences in T packed tokens."""
 
-    copies: list[Packed]
-    loads: list[Pages]
     restores: list[Moves]
     replays: list[Packed]
-
-
-@struct.dataclass
-class PromptInputs:
-    """Likewise of the calls behind them: N sequences in T packed tokens."""
-
     prefill: Packed | None
     rows: list[Packed]
     seen: list[tuple[Array, Array, Array]]
@@ -54,25 +42,15 @@ class PromptInputs:
     late_restores: list[Moves]
 
 
-def make_replay_inputs(
-    runner: ModelRunner, plan: Plan, inputs: InputPages | None, loads: list[Pages]
-) -> ReplayInputs:
+@host_span("make inputs")
+def make_step_inputs(
+    runner: ModelRunner, plan: Plan, inputs: InputPages | None, scored: Scored
+) -> StepInputs:
+    """`scored`: as `scored_pieces` says."""
     replays = list[Packed]()
     if plan.replays:
         assert inputs is not None
         replays += map(pack, replay_inputs(runner, plan.replays, inputs))
-    return ReplayInputs(
-        copies=_copies(plan, runner.buckets.decode[-1]),
-        loads=loads,
-        restores=_moves(plan.restores),
-        replays=replays,
-    )
-
-
-def make_prompt_inputs(
-    runner: ModelRunner, plan: Plan, inputs: InputPages | None, scored: Scored
-) -> PromptInputs:
-    """`scored`: as `scored_pieces` says."""
     prefill: Any = None
     draws: Any = None
     targets: Any = None
@@ -84,7 +62,9 @@ def make_prompt_inputs(
     seen: list[Any] = [
         (np.int32(s.row), *seen_tokens(s, runner.vocab)) for s in plan.admitted if s.has_penalties
     ]
-    return PromptInputs(
+    return StepInputs(
+        restores=_moves(plan.restores),
+        replays=replays,
         prefill=prefill,
         rows=[pack((np.int32(s.row), at_position(s))) for s in plan.admitted],
         seen=seen,
@@ -94,8 +74,9 @@ def make_prompt_inputs(
     )
 
 
-def _copies(plan: Plan, width: int) -> list[Packed]:
+def page_copies(plan: Plan, runner: ModelRunner) -> list[Packed]:
     """Of KV pages and of pages of group inputs, of which there are not more."""
+    width = runner.buckets.decode[-1]
     both = plan.page_copies, plan.input_copies
     starts = range(0, len(plan.page_copies), width)
     return [pack([pairs(c[start : start + width], width) for c in both]) for start in starts]

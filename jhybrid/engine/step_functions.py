@@ -17,8 +17,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from ..batch import Caches, DecodeBatch, PrefillBatch
 from ..config import ModelConfig
+from ..models.cut import lower_layers
 from ..models.groups import groups
-from ..models.hybrid import forward, last_hidden, logits
+from ..models.hybrid import Stream, embed, forward, last_hidden, leave, logits, run_layers
 from ..models.pages import PageKind, copy_pages, put_pages, rows_partition, take_pages
 from ..models.replay import replay
 from ..models.specs import ModelParams, model_partition
@@ -37,12 +38,23 @@ def step_functions(
 ) -> dict[str, Any]:
     """Those of every engine: run a batch, draw, replay, copy pages, set sampler rows."""
     params, whole = model_partition(config), REPLICATED
-    jitted = functools.partial(_jitted, mesh)
+    jitted, cut = functools.partial(_jitted, mesh), lower_layers(config)
 
-    def prefill(p: ModelParams, c: Caches, packed: Packed) -> tuple[Array, Array, Caches]:
+    def lower(p: ModelParams, c: Caches, packed: Packed) -> tuple[Stream, Caches]:
         batch: PrefillBatch = unpack(packed)
-        hidden, new = forward(p, c, batch, config)
+        stream = Stream(embed(p, batch.token_ids))
+        stream, new = run_layers(p, stream, c, batch, config, range(cut))
         assert new is not None
+        return stream, new
+
+    def upper(
+        p: ModelParams, c: Caches, packed: Packed, stream: Stream
+    ) -> tuple[Array, Array, Caches]:
+        batch: PrefillBatch = unpack(packed)
+        layers = range(cut, len(config.layers))
+        stream, new = run_layers(p, stream, c, batch, config, layers)
+        assert new is not None
+        hidden = leave(p, stream, config)
         return last_hidden(hidden, batch), hidden, new
 
     def decode(
@@ -78,8 +90,10 @@ def step_functions(
     def set_one(state: SamplerRows, values: Packed) -> SamplerRows:
         return set_row(state, *unpack(values))
 
+    both = (whole, whole)
     functions = {
-        "prefill": jitted(prefill, (params, caches, whole), (whole, whole, caches), 1),
+        "prefill-lower": jitted(lower, (params, caches, whole), (whole, caches), 1),
+        "prefill-upper": jitted(upper, (params, caches, *both), (*both, caches), 1),
         "decode": jitted(decode, (params, caches, whole, whole, whole), (whole, caches), 1),
         "prompt_logprobs": jitted(prompt_logprobs, (params, whole, whole), whole),
         "copy_pages": jitted(copy, (caches, whole), caches, 0),

@@ -35,9 +35,10 @@ def warm_up_calls(runner: ModelRunner) -> Iterator[Call]:
         for sequences in b.prefill_sequences:
             alone = sequences == b.prefill_sequences[0] and runner.prefers_whole_prompt(tokens)
             for whole in (True, False)[not alone :]:
-                batch = empty_prefill(runner, tokens, sequences, whole_prompt=whole)
-                size = (tokens, sequences, int(whole))
-                yield "prefill", size, (params, caches, pack(batch))
+                batch = pack(empty_prefill(runner, tokens, sequences, whole_prompt=whole))
+                size, args = (tokens, sequences, int(whole)), (params, caches, batch)
+                yield "prefill-lower", size, args
+                yield "prefill-upper", size, (*args, runner.stream_shape(tokens))
     if caches.group_inputs is not None:
         for tokens in b.replay_tokens:
             yield "replay", (tokens,), (params, caches, pack(empty_replay(runner, tokens)))

@@ -14,6 +14,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import struct
 from jax import Array, lax
 from jaxtyping import Float, Int32
 
@@ -35,6 +36,8 @@ from .group_inputs import write_group_inputs
 from .groups import groups
 from .specs import LayerParams, LinearMixer, ModelParams
 
+OnLayer = Callable[[LayerParams, Array, tuple[Array, ...]], None]
+
 
 def embed(params: ModelParams, token_ids: Int32[Array, ...]) -> Float[Array, "... D"]:
     """Rows of the vocabulary-sharded embedding; every rank gives those it owns."""
@@ -45,26 +48,52 @@ def embed(params: ModelParams, token_ids: Int32[Array, ...]) -> Float[Array, "..
     return lax.psum(jnp.where(mine[..., None], found, 0), AXIS)
 
 
+@struct.dataclass
+class Stream:
+    """What a layer hands to the next: the residual stream and, in a model with attention residuals,
+    what the blocks before it have stored of it."""
+
+    x: Float[Array, "*B D"]
+    stored: tuple[Float[Array, "*B D"], ...] = ()
+
+
 def forward(
     params: ModelParams,
     caches: Caches | None,
     batch: Batch,
     config: ModelConfig,
     *,
-    on_layer: Callable[[LayerParams, Array, tuple[Array, ...]], None] | None = None,
+    on_layer: OnLayer | None = None,
 ) -> tuple[Float[Array, "*B D"], Caches | None]:
     """The residual stream after the last layer, before the final norm, and the new caches.
 
     Caches with pages for them receive the group inputs of the batch's tokens.
+    """
+    every = range(len(config.layers))
+    stream = Stream(embed(params, batch.token_ids))
+    stream, caches = run_layers(params, stream, caches, batch, config, every, on_layer)
+    return leave(params, stream, config), caches
+
+
+def run_layers(
+    params: ModelParams,
+    stream: Stream,
+    caches: Caches | None,
+    batch: Batch,
+    config: ModelConfig,
+    layers: range,
+    on_layer: OnLayer | None = None,
+) -> tuple[Stream, Caches | None]:
+    """Some consecutive layers, and the new caches.
+
     `on_layer` is told of every layer before it runs: its parameters, the stream that enters it, and
     the streams stored by blocks.
     """
-    x = embed(params, batch.token_ids)
-    stored: tuple[Array, ...] = ()
+    x, stored = stream.x, stream.stored
     keep = caches is not None and caches.group_inputs is not None
     inputs = {g.layers[0]: g.stored for g in groups(config)} if keep else {}
-    linear = full = 0
-    for number, layer in enumerate(params.layers):
+    for number in layers:
+        layer = params.layers[number]
         if (kept := inputs.get(number)) is not None:
             assert caches is not None and not isinstance(batch, DenseBatch)
             assert batch.input_slots is not None
@@ -72,16 +101,21 @@ def forward(
         if on_layer is not None:
             on_layer(layer, x, stored)
         is_linear = isinstance(layer.mixer, LinearMixer)
-        index = np.int32(linear if is_linear else full)
-        linear, full = linear + is_linear, full + (not is_linear)
+        of_its_kind = config.linear_layers if is_linear else config.full_layers
+        index = np.int32(of_its_kind.index(number))
         if config.residual_block is None:
             x, caches = decoder_layer(layer, x, caches, index, batch, config)
         else:
             first = number % config.residual_block == 0
             x, stored, caches = mixed_layer(layer, x, stored, caches, index, batch, config, first)
-    if params.mix is not None:
-        x = mix_residuals(params.mix, stored, x, config.norm_eps)
-    return x, caches
+    return Stream(x, stored), caches
+
+
+def leave(params: ModelParams, stream: Stream, config: ModelConfig) -> Float[Array, "*B D"]:
+    """The residual stream behind the last layer, before the final norm."""
+    if params.mix is None:
+        return stream.x
+    return mix_residuals(params.mix, stream.stored, stream.x, config.norm_eps)
 
 
 @functools.partial(jax.jit, static_argnames="config")

@@ -1,4 +1,8 @@
-"""Moves of whole pages of the caches: keys, values, group inputs and states, all layers at once."""
+"""Moves of whole pages of the caches: keys, values, group inputs and states.
+
+All layers at once, but for KV from host memory and to it: that of the layers that a prefill runs
+first (see `cut`) moves apart from the rest.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +18,10 @@ from jaxtyping import Int32
 from pallas_kernels.ragged import or_outside
 
 from ..batch import Caches
+from .cut import lower_full
 
-PageKind = Literal["kv", "inputs", "states"]  # a native slot is a page of states
+PageKind = Literal["lower-kv", "upper-kv", "inputs", "states"]  # a slot is a page of states
+KV: tuple[PageKind, ...] = ("lower-kv", "upper-kv")
 Pair = tuple[Int32[Array, " B"], Int32[Array, " B"]]  # sources and targets, -1 for none
 
 
@@ -36,9 +42,14 @@ def _copy(pools: Any, source: Array, target: Array) -> Any:
 
 
 def take_pages(caches: Caches, kind: PageKind, pages: Int32[Array, " B"]) -> Any:
-    """The pages of one kind, all layers of each; what negative numbers give is never used. Keys and
-    values are one array [2, B, ...], since every array is a transfer of its own."""
-    rows = jax.tree.map(lambda pool: pool[jnp.maximum(pages, 0)], pools(caches, kind))
+    """The pages of one kind; what negative numbers give is never used. Keys and values are one
+    array [2, B, ...], since every array is a transfer of its own."""
+    layers = _layers(caches, kind)
+
+    def one(pool: Array) -> Array:
+        return pool[jnp.maximum(pages, 0), layers]
+
+    rows = jax.tree.map(one, pools(caches, kind))
     return jnp.stack(rows) if _is_pair(caches, kind) else rows
 
 
@@ -53,10 +64,11 @@ def put_pages(
 ) -> Caches:
     """Caches with what each of N calls of `take_pages` gave in pages of the same kind; negative
     ones are dropped."""
+    layers = _layers(caches, kind)
 
     def one(pool: Array, *parts: Array) -> Array:
         for part, to in zip(parts, pages, strict=True):
-            at = pool.at[or_outside(to, pool.shape[0])]
+            at = pool.at[or_outside(to, pool.shape[0]), layers]
             pool = at.set(part, mode="drop", unique_indices=True)
         return pool
 
@@ -71,7 +83,7 @@ def put_pages(
             return replace(caches, group_inputs=new)
         case "states":
             return replace(caches, recurrent=new[0], conv=new[1])
-        case "kv":
+        case "lower-kv" | "upper-kv":
             return replace(caches, keys=new[0], values=new[1])
 
 
@@ -84,6 +96,18 @@ def pools(caches: Any, kind: PageKind) -> Any:
     return caches.keys, caches.values
 
 
+def kv_kinds(full_layers: int) -> tuple[PageKind, ...]:
+    """Those that so many full-attention layers have."""
+    lower = lower_full(full_layers)
+    return KV[: 1 + (lower < full_layers)] if full_layers else ()
+
+
+def _layers(caches: Caches, kind: PageKind) -> slice:
+    """Which layers of the pools a page of this kind has."""
+    cut = lower_full(caches.keys.shape[1])
+    return {"lower-kv": slice(cut), "upper-kv": slice(cut, None)}.get(kind, slice(None))
+
+
 def _is_pair(caches: Any, kind: PageKind) -> bool:
     """Whether pages of this kind are keys and values, of one shape, and not latents alone."""
-    return kind == "kv" and caches.values is not None
+    return kind in KV and caches.values is not None

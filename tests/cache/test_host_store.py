@@ -137,8 +137,8 @@ def test_chunks_are_as_large_as_leaves_several_in_the_memory() -> None:
 def test_only_pieces_with_group_inputs_take_their_bytes() -> None:
     with_inputs = np.zeros(100, bool)
     with_inputs[[33, 99]] = True
-    assert input_pieces(with_inputs) == [range(32, 64), range(96, 100)]
+    assert input_pieces(with_inputs) == [range(32, 48), range(96, 100)]
     host = store()
     host.add(np.arange(100 * PAGE, dtype=np.int32), range(100), with_inputs, True)
-    assert host.used == CHUNK_ROWS[-1] * PAGE_BYTES + (32 + 8) * INPUT_BYTES
+    assert host.used == CHUNK_ROWS[-1] * PAGE_BYTES + (16 + 8) * INPUT_BYTES
     assert input_pieces(~np.ones(100, bool)) == []

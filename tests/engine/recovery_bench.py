@@ -108,12 +108,12 @@ def hit(engine: Engine, recovery: Any, name: str = "hit") -> Hit:
     seen: list[State] = []
     prefill = engine.runner.prefill
 
-    def spy(batch: Any) -> Any:
+    def spy(batch: Any, between: Any) -> Any:
         (sequence,) = engine.scheduler.running
         assert sequence.lease is not None
         if sequence.dispatched == len(PROMPT):
             seen.append(state_in(engine, sequence.lease.slot))
-        return prefill(batch)
+        return prefill(batch, between)
 
     engine.runner.prefill = spy  # type: ignore[method-assign]
     try:

@@ -35,7 +35,7 @@ def test_hits_and_demotions_are_those_asked_for(
     assert_idle(engine)
     shown = capsys.readouterr().out
     assert shown.count(" request ") == len(found) == len(list(tmp_path.iterdir()))
-    assert shown.count("call prefill") == 4  # one more, which refreshes
+    assert shown.count("call prefill-lower") == 4  # one more, which refreshes
 
     windows = decode_windows(load, streams=2, rates=[1], steps=6, rounds=2)
     assert [window.demoted for window in windows[0]] == [0, 0]

@@ -13,10 +13,10 @@ from jhybrid.cache.host_store import CHUNK_ROWS
 from jhybrid.engine.config import EngineConfig
 from jhybrid.engine.engine import Engine
 from jhybrid.engine.host_moves import PUTS, ROW_SIZES, put_order, put_sizes
-from jhybrid.engine.host_tier import STEP_CHUNKS
+from jhybrid.engine.host_tier import STEP_PARTS
 from jhybrid.engine.memory import unit_bytes
 from jhybrid.engine.request import PrefixCacheOptions
-from jhybrid.models.pages import PageKind
+from jhybrid.models.pages import KV, PageKind
 
 from .tiny import TINY, assert_greedy, assert_idle, request, run, tiny_engine
 
@@ -24,7 +24,7 @@ SMALL_CHUNKS = {"recovery": "tail-replay", "host_memory": 400 * 2**10}  # of 8 p
 HIT = PrefixCacheOptions("tail-replay", 1.0)
 
 
-@pytest.mark.parametrize("kind", ["kv", "inputs", "states"])
+@pytest.mark.parametrize("kind", [*KV, "inputs", "states"])
 @pytest.mark.parametrize("count", [1, 2, 3, 16, 37])
 @pytest.mark.parametrize("most", [0, 5, 100])
 def test_parts_are_put_once_each_in_calls_that_are_compiled(
@@ -49,9 +49,10 @@ def test_parts_are_put_once_each_in_calls_that_are_compiled(
 
 
 def test_many_whole_chunks_are_one_call() -> None:
-    chunks = [(np.arange(CHUNK_ROWS[-1]), None)] * PUTS["kv"][-1]
-    pages, rows = put_order("kv", chunks, 100)
-    assert len(pages) == 1 and len(rows[0]) == PUTS["kv"][-1]
+    for kind in KV:
+        chunks = [(np.arange(CHUNK_ROWS[-1]), None)] * PUTS[kind][-1]
+        pages, rows = put_order(kind, chunks, 100)
+        assert len(pages) == 1 and len(rows[0]) == PUTS[kind][-1]
 
 
 def spy(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> list[str]:
@@ -102,10 +103,11 @@ def test_a_hit_alone_is_one_step_and_what_it_waits_for_comes_first(
     engine.step()
     phases = [name for name, _ in itertools.groupby(sent)]
     assert phases == [
-        *("send-inputs", "stage", "send-kv", "stage", "put-inputs", "replay", "put-kv"),
-        *("send-states", "put-kv", "prefill", "set_row", "draw-GREEDY", "put-states"),
+        *("send-inputs", "put-inputs", "send-lower-kv", "stage", "replay", "put-lower-kv"),
+        *("send-upper-kv", "prefill-lower", "put-upper-kv", "send-states", "prefill-upper"),
+        *("set_row", "draw-GREEDY", "put-states"),
     ]
-    assert sent.count("send-kv") > STEP_CHUNKS
+    assert sent.count("send-lower-kv") == sent.count("send-upper-kv") > STEP_PARTS["lower-kv"]
     assert [len(update.token_ids) for update in engine.step()] == [1]
     assert_idle(engine)
 
@@ -139,10 +141,11 @@ def test_beside_decodes_a_few_chunks_go_a_step_and_decodes_are_first(
         sent.clear()
         for update in engine.step():
             (spoken if update.request_id == "talking" else answer).extend(update.token_ids)
-        chunks = sent.count("send-kv")
-        if chunks:
+        for kind, most in STEP_PARTS.items():
+            assert sent.count(f"send-{kind}") <= most
+        if any(name in ("send-lower-kv", "send-upper-kv") for name in sent):
             steps += 1
-            assert chunks <= STEP_CHUNKS and sent[0] == "decode"
+            assert sent[0] == "decode"
     assert steps > 1
     assert_greedy(talking, spoken)
     assert_greedy(prompt, answer)
@@ -223,10 +226,10 @@ def test_what_several_hits_bring_is_never_more_than_the_budget(
     chunks: int, recovery: Any, talks: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     flags: Any = {"recovery": "tail-replay", "host_memory": 2**22}
-    size = ROW_SIZES["kv"][0] * unit_bytes(TINY, tiny_engine(**flags).config, np.float32)[0]
+    size = ROW_SIZES["lower-kv"][0] * unit_bytes(TINY, tiny_engine(**flags).config, np.float32)[0]
     engine = tiny_engine(**flags, transfers=chunks * size)
     assert engine.cache.pools.host is not None
-    engine.cache.pools.host.chunk_rows = ROW_SIZES["kv"][0]
+    engine.cache.pools.host.chunk_rows = ROW_SIZES["lower-kv"][0]
     rng = np.random.default_rng(7)
     trunks = [rng.integers(0, 256, 200 + 13 * n).tolist() for n in range(3)]
     run(engine, [request(f"trunk {n}", trunk) for n, trunk in enumerate(trunks)])
@@ -264,11 +267,12 @@ def test_a_large_state_is_sent_beside_a_call_that_is_partly_sent(
     chunks: int, steps: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Neither has room beside the other in the budget, and the call cannot be put yet."""
-    rows = ROW_SIZES["kv"][0]
-    monkeypatch.setitem(ROW_SIZES, "kv", (rows,))
+    rows = ROW_SIZES["lower-kv"][0]
+    for kind in KV:
+        monkeypatch.setitem(ROW_SIZES, kind, (rows,))
     flags: Any = {"recovery": "tail-replay", "host_memory": 2**22, "page_size": 1}
     page, state, _ = unit_bytes(TINY, EngineConfig(**flags), np.float32)
-    budget = chunks * rows * page
+    budget = chunks * rows * page // 2  # one of two full-attention layers is an upper one
     engine = tiny_engine(**flags, transfers=budget)
     assert engine.cache.pools.host is not None and state > budget // 2
     engine.cache.pools.host.chunk_rows = rows

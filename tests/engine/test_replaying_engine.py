@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from jhybrid.engine.engine import Engine
+from jhybrid.engine.programs import PREFILL
 from jhybrid.engine.request import PrefixCacheOptions, PrefixCacheUsage, RecoveryName
 from jhybrid.engine.warm_up import warm_up, warm_up_calls
 
@@ -200,9 +201,10 @@ def test_nothing_compiles_once_warm(caplog: pytest.LogCaptureFixture) -> None:
 def test_replays_hold_no_second_copy_of_a_pool() -> None:
     engine = tiny_engine(recovery="anchored", pages=20000, slots=4000, max_running=2)
     smallest = min(engine.runner.pool_bytes().values())
-    calls = [c for c in warm_up_calls(engine.runner) if c[0] in ("replay", "prefill", "decode")]
+    calls = [c for c in warm_up_calls(engine.runner) if c[0] in ("replay", *PREFILL, "decode")]
     for call, size, args in calls:
-        temporary = engine.runner.programs.compile(call, args).memory_analysis().temp_size_in_bytes
+        compiled = engine.runner.programs.compile(call, size, args)
+        temporary = compiled.memory_analysis().temp_size_in_bytes
         assert temporary < smallest / 4, (call, size, temporary)
 
 

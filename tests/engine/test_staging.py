@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from jhybrid.engine.engine import Engine
+from jhybrid.engine.programs import PREFILL
 from jhybrid.engine.request import PrefixCacheOptions, Request
 from jhybrid.engine.warm_up import warm_up
 
@@ -62,19 +63,18 @@ def host_arrays(tree: Any) -> int:
 
 
 def assert_staged_first(sent: list[Sent]) -> set[str]:
-    """One call hands over everything, before any program, and any transfer but of what replays
-    read; or a second one follows it behind KV, and nothing else. Which programs ran."""
+    """One call hands over what all programs take, but for those that move pages while the host
+    makes it: they take a list of pages each. Which programs ran."""
     names = [item.name for item in sent]
-    first = names.index("stage")
-    assert set(names[:first]) <= {"send-inputs"}
-    if names.count("stage") > 1:
-        second = names.index("stage", first + 1)
-        assert names.count("stage") == 2 and set(names[first + 1 : second]) == {"send-kv"}
-    programs = {
-        item.name: item.from_host
-        for item in sent
-        if item.name != "stage" and not item.name.startswith("send-")
-    }
+    assert names.count("stage") == 1
+    programs = dict[str, int]()
+    early = {"copy_pages": 1, "put-inputs": 1, "send-inputs": 1, "send-lower-kv": 1}
+    for item in sent[: names.index("stage")]:
+        assert item.from_host == early[item.name.rstrip("-0123456789")], item
+        programs[item.name] = 0
+    for item in sent[names.index("stage") + 1 :]:
+        if not item.name.startswith("send-"):
+            programs[item.name] = item.from_host
     assert set(programs.values()) == {0}, programs
     return {name.rstrip("-0123456789") for name in programs}
 
@@ -100,7 +100,7 @@ def finish(engine: Engine) -> None:
 
 
 HITS = {
-    "host": ({"replay", "put-kv", "put-inputs"}, True),
+    "host": ({"replay", "put-lower-kv", "put-upper-kv", "put-inputs"}, True),
     "device": ({"replay", "copy_pages"}, False),
 }
 
@@ -115,8 +115,7 @@ def test_a_hit_alone_takes_all_from_the_host_before_it_begins(
     prompt = [*trunk[:247], 1, 2, 3]
     engine.add(request("hit", prompt, prefix_cache=REPLAY, **ASKS_ALL))
     engine.step()
-    assert [item.name for item in sent].count("stage") == 1 + offload
-    always = {"prefill", "set_row", "set_seen", "draw-FULL", "prompt_logprobs"}
+    always = {*PREFILL, "set_row", "set_seen", "draw-FULL", "prompt_logprobs"}
     assert assert_staged_first(sent) >= wanted | always
     finish(engine)
 
@@ -129,7 +128,7 @@ def test_restored_checkpoints_too(recovery: Any, watch: Any) -> None:
     sent, names = watch(engine), set[str]()
     options = PrefixCacheOptions(recovery)
     engine.add(request("hit", [*trunk, 1, 2], max_tokens=1, prefix_cache=options))
-    while "prefill" not in names or engine.scheduler.running[0].prefilling:
+    while not names.issuperset(PREFILL) or engine.scheduler.running[0].prefilling:
         sent.clear()
         engine.step()
         names |= assert_staged_first([item for item in sent if item.name != "store_states"])

@@ -18,12 +18,12 @@ def test_a_step_of_one_fresh_prompt_says_so(monkeypatch: pytest.MonkeyPatch) -> 
     engine = tiny_engine()
     runner, seen = engine.runner, []
 
-    def prefill(packed: Packed, inner: Any = runner.prefill) -> Any:
+    def prefill(packed: Packed, between: Any, inner: Any = runner.prefill) -> Any:
         batch: PrefillBatch = unpack(packed)
         last = int(batch.cu_seqlens[-1])
         sequences = int(np.sum(np.diff(batch.cu_seqlens) > 0))
         seen.append((sequences, int(batch.positions[0]), last, batch.whole_prompt))
-        return inner(packed)
+        return inner(packed, between)
 
     monkeypatch.setattr(runner, "prefill", prefill)
     monkeypatch.setattr(runner, "prefers_whole_prompt", lambda tokens: tokens == 64)

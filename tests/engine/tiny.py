@@ -38,7 +38,7 @@ TINY = ModelConfig(
     family="test",
     vocab_size=VOCAB,
     hidden_size=32,
-    layers=tuple(LayerConfig(kind) for kind in ("linear", "full", "linear")),
+    layers=tuple(LayerConfig(kind) for kind in ("linear", "full", "linear", "full")),
     linear=LinearAttentionConfig("gdn", key_heads=4, value_heads=8, key_dim=8, value_dim=16),
     full=AttentionConfig(
         heads=4, kv_heads=2, head_dim=16, rotary_dim=4, output_gate=True, qk_norm="head"
@@ -164,10 +164,10 @@ def engine_of(
     if not own_programs:
         compile_one, known = runner.programs.compile, _compiled(model, tp, valid_vocab)
 
-        def compile_once(name: str, args: Any) -> Any:
+        def compile_once(name: str, size: Any, args: Any) -> Any:
             key = name, *_shapes(args)
             if key not in known:
-                known[key] = compile_one(name, args)
+                known[key] = compile_one(name, size, args)
             return known[key]
 
         runner.programs.compile = compile_once

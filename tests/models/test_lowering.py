@@ -28,9 +28,12 @@ def _lowered(name: str, **flags: Any) -> tuple[Counter[str], Counter[str]]:
     return written, Counter(re.findall(r" call @" + kinds, text))
 
 
-@pytest.mark.parametrize("name", ["prefill", "decode"])
-def test_layers_of_a_kind_are_lowered_once(name: str) -> None:
-    assert _lowered(name) == ({"decoder_layer": 2}, {"decoder_layer": 12})
+@pytest.mark.parametrize(
+    ("name", "kinds", "layers"),
+    [("prefill-lower", 2, 11), ("prefill-upper", 1, 1), ("decode", 2, 12)],
+)
+def test_layers_of_a_kind_are_lowered_once(name: str, kinds: int, layers: int) -> None:
+    assert _lowered(name) == ({"decoder_layer": kinds}, {"decoder_layer": layers})
 
 
 def test_layers_of_a_replay_are_lowered_once() -> None:
@@ -45,7 +48,7 @@ def test_a_program_is_that_of_the_plain_loop() -> None:
     """XLA inlines the calls, so that pools are still updated in place."""
     runner = tiny_engine(DEEP, max_running=2).runner
     args = next(args for call, _, args in warm_up_calls(runner) if call == "decode")
-    text = runner.programs.compile("decode", args).as_text()
+    text = runner.programs.compile("decode", (2,), args).as_text()
     calls = re.findall(r"^.* call\(.*decoder_layer.*$", text, re.MULTILINE)
     assert [call for call in calls if "xla_cpu_small_call" not in call] == []  # small: XLA's loops
 
