@@ -191,7 +191,8 @@ class AttentionCase:
             default = decode_tuning(s.heads // s.kv_heads, s.key_dim, jnp.bfloat16)
             tunings = list(_decode_tunings(default))
         else:
-            default = prefill_tuning(s.key_dim, jnp.bfloat16)
+            group, tokens = s.heads // s.kv_heads, sum(self.new)
+            default = prefill_tuning(tokens, group, s.key_dim, jnp.bfloat16)
             tunings = list(_prefill_tunings(default))
         expected = 3 * self.floor_seconds(4e12, 7e14)
 
@@ -212,25 +213,23 @@ def _decode_tunings(default: Tuning) -> Iterator[Tuning]:
         (16, 4, 4),
     ):
         yield replace(default, block=block, warps=warps, stages=stages)
-    for resident, piece in ((2, 256), (2, 1024), (4, 512), (1, 512)):
-        yield replace(default, resident=resident, piece=piece)
+    for rounds, piece in ((2, 256), (2, 1024), (4, 512), (1, 512)):
+        yield replace(default, rounds=rounds, piece=piece)
 
 
 def _prefill_tunings(default: Tuning) -> Iterator[Tuning]:
     yield default
-    for rows, block, warps, stages, resident in (
-        (128, 64, 8, 2, 1),
-        (128, 32, 8, 3, 1),
-        (128, 32, 8, 4, 1),
-        (64, 64, 4, 2, 1),
-        (64, 64, 4, 1, 2),
-        (64, 32, 4, 2, 2),
-        (64, 32, 8, 3, 1),
-        (32, 32, 4, 3, 2),
+    for rows, block, warps, stages in (
+        (128, 64, 8, 2),
+        (128, 32, 8, 3),
+        (64, 32, 8, 2),
+        (64, 32, 8, 3),
+        (32, 32, 8, 3),
+        (32, 64, 8, 2),
     ):
-        for slack in (0.0, 8.0) if rows == 128 else (8.0,):
+        for slack in (0.0, 8.0) if rows == 128 else (0.0,):
             change: dict[str, Any] = {"rows": rows, "block": block, "slack": slack}
-            yield replace(default, warps=warps, stages=stages, resident=resident, **change)
+            yield replace(default, warps=warps, stages=stages, **change)
 
 
 def attention_cases() -> list[AttentionCase]:

@@ -24,7 +24,7 @@ from pallas_kernels.gated_delta_rule.short_prefill import MOST_TOKENS, short_pre
 from pallas_kernels.gated_delta_rule.tuning import PrefillTuning
 from pallas_kernels.grouped_matmul import grouped_matmul
 from pallas_kernels.paged_attention import api as attention
-from pallas_kernels.paged_attention.tuning import Tuning
+from pallas_kernels.paged_attention.tuning import FEW, Tuning
 
 TOKENS, SEGMENTS, SLOTS, BATCH = 2048, 4, 9, 32
 PAGES, PAGE, CONTEXT = 200_000, 16, 32768  # so many that offsets take 64 bits
@@ -203,10 +203,10 @@ OPS = {
 
 
 def attention_prefill_function(
-    shape: AttentionShape, tuning: Tuning | None = None
+    shape: AttentionShape, tokens: int = TOKENS, tuning: Tuning | None = None
 ) -> tuple[Callable, Any]:
     cu = jax.ShapeDtypeStruct((SEGMENTS + 1,), jnp.int32)
-    return _attention(shape, attention.prefill, TOKENS, SEGMENTS, (cu,), tuning)
+    return _attention(shape, attention.prefill, tokens, SEGMENTS, (cu,), tuning)
 
 
 def attention_decode_function(
@@ -247,5 +247,6 @@ def functions(name: str) -> Iterator[tuple[Callable, Any]]:
         yield short_prefill_function(HEAD_SHAPES[name])
         yield decode_function(HEAD_SHAPES[name])
     else:
-        yield attention_prefill_function(ATTENTION_SHAPES[name])
+        for tokens in (TOKENS, FEW):
+            yield attention_prefill_function(ATTENTION_SHAPES[name], tokens)
         yield attention_decode_function(ATTENTION_SHAPES[name])

@@ -54,13 +54,12 @@ def _decode_tunings(default: DecodeTuning) -> Iterator[DecodeTuning]:
         yield replace(default, value_block=block, warps=warps, blocks=blocks)
 
 
-def _short_tunings(default: ShortTuning, per_channel: bool) -> Iterator[ShortTuning]:
-    for tile, block, warps, keys in (
-        (32, 16, 4, 128), (32, 16, 2, 128), (32, 32, 4, 128), (32, 32, 4, 64), (32, 64, 8, 128),
-        (16, 16, 4, 128), (16, 32, 4, 128), (16, 32, 4, 64), (16, 16, 2, 128),
-    ):  # fmt: skip
-        if not per_channel or tile == 16:
-            yield replace(default, tile=tile, value_block=block, warps=warps, key_block=keys)
+def _short_tunings(per_channel: bool) -> Iterator[ShortTuning]:
+    yield ShortTuning()
+    yield from (ShortTuning(16, 16, 4), ShortTuning(16, 16, 2))
+    if not per_channel:
+        of_32 = (16, 2), (16, 4), (32, 4), (64, 8)
+        yield from (ShortTuning(32, block, warps) for block, warps in of_32)
 
 
 def variants(case: KernelCase, interpret: bool) -> list[Variant]:
@@ -78,10 +77,11 @@ def variants(case: KernelCase, interpret: bool) -> list[Variant]:
         ]
     per_channel = case.shape.per_channel
     if case.tokens <= MOST_TOKENS:
-        few = ShortTuning.default(per_channel)
-        forms = [(t, _short_step(case, t, interpret)) for t in _short_tunings(few, per_channel)]
+        forms = [(t, _short_step(case, t, interpret)) for t in _short_tunings(per_channel)]
         return [
-            Variant("short", t, few, _loop(case, step, expected), _check(case, step, answer))
+            Variant(
+                "short", t, ShortTuning(), _loop(case, step, expected), _check(case, step, answer)
+            )
             for t, step in forms[:most]
         ]
     columns = case.sequences * case.shape.heads * case.shape.value_dim

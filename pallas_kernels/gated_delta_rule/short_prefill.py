@@ -46,13 +46,13 @@ class _Program:
         self, inputs: _Inputs, o_ref: Any, activation: Activation, tuning: ShortTuning,
         interpret: bool,
     ):  # fmt: skip
-        self.inputs, self.o_ref, self.activation, self.tuning = inputs, o_ref, activation, tuning
+        self.inputs, self.o_ref, self.activation = inputs, o_ref, activation
         self.block, self.head, self.chain = (pl.program_id(axis) for axis in range(3))
         self.segment, self.slot, self.behind = chain_at(self.chain, inputs.load, inputs.end)
         self.key_dim, value_dim = inputs.pool.shape[3:]
         group = inputs.pool.shape[2] // inputs.qkv.shape[1]
         self.key_head, self.size = self.head // group, tuning.tile
-        self.cuts = power_of_two_blocks(self.key_dim, tuning.key_block)
+        self.cuts = power_of_two_blocks(self.key_dim)
         width = dividing_block(value_dim, tuning.value_block)
         first = 2 * self.key_dim + (self.head % group) * value_dim
         self.values_in = pl.ds(first + self.block * width, width)
@@ -112,15 +112,11 @@ class _Program:
         if masks is None:
             tile = head_tile(rows, self.key_dim, self.numerics)
         else:
-            leaf = self.leaf
+            leaf = decay_leaf(self.size, self.bf16)
             tile = channel_tile(rows, self.key_dim, leaf, lambda n: masks[n], self.numerics)
         o, state = apply(tile, rows, state, self.numerics)
         self.store_outputs(token, behind, o)
         return state
-
-    @property
-    def leaf(self) -> int:
-        return decay_leaf(self.tuning, self.bf16)
 
     def store_outputs(self, token: Array, behind: Array, o: Array) -> None:
         valid = (token + iota((self.size,), 0) < behind)[:, None]
@@ -156,8 +152,9 @@ class _Program:
         lax.fori_loop(jnp.int32(0), steps, clear, jnp.int32(0))
 
 
-def decay_leaf(tuning: ShortTuning, bf16: bool) -> int:
-    return min(tuning.tile, tuning.decay_leaf if bf16 else 4)
+def decay_leaf(tile: int, bf16: bool) -> int:
+    """As `decay_leaf` of `tuning.PrefillTuning`."""
+    return min(tile, 16 if bf16 else 4)
 
 
 def _kernel(*refs: Any, activation: Activation, tuning: ShortTuning, interpret: bool) -> None:
@@ -180,13 +177,11 @@ def short_prefill(
     interpret: bool = False,
 ) -> tuple[Array, Array]:
     """`prefill.ragged_prefill` for up to MOST_TOKENS tokens."""
+    tuning = tuning or ShortTuning()
     count, (heads, _, value_dim) = segments.load.shape[0], pool.shape[2:]
     per_channel, bf16 = gates.decay.ndim == 3, qkv.dtype == jnp.bfloat16
-    tuning = tuning or ShortTuning.default(per_channel)
-    masks = None
-    if per_channel:
-        leaf = decay_leaf(tuning, bf16)
-        masks = sum_masks(tuning.tile, leaf, qkv.dtype)
+    leaf = decay_leaf(tuning.tile, bf16)
+    masks = sum_masks(tuning.tile, leaf, qkv.dtype) if per_channel else None
     sets = jnp.zeros_like(layers) if gate_sets is None else gate_sets
     inputs = _Inputs(
         *(layers, sets, segments.cu, segments.load, segments.store, chain_end(segments)),

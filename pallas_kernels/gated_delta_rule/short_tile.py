@@ -30,20 +30,15 @@ Blocks = list[Array]  # one array a block of key channels
 
 @dataclass(frozen=True)
 class ShortTuning:
-    """A program takes `tile` tokens at a time and `value_block` columns of the state; products sum
-    over `key_block` channels of keys at a time. `decay_leaf` as in `tuning.PrefillTuning`.
+    """A program takes `tile` tokens at a time and `value_block` columns of the state.
+
+    Two tiles of 16 are as fast as one of 32 where one sequence has all tokens, and take half the
+    time where four have them. (KDA's products of a tile of 32 take more registers than there are.)
     """
 
-    tile: int = 32
-    value_block: int = 16
+    tile: int = 16
+    value_block: int = 32
     warps: int = 4
-    key_block: int = 128
-    decay_leaf: int = 16
-
-    @classmethod
-    def default(cls, per_channel: bool) -> ShortTuning:
-        """KDA's products of a tile of 32 take more registers than there are."""
-        return cls(tile=16, value_block=32) if per_channel else cls()
 
 
 @dataclass(frozen=True)

@@ -133,13 +133,14 @@ def decode(
     """`decode_paged_attention` by the kernel: every sequence is cut into pieces of its keys."""
     group = q.shape[1] // keys.shape[3]
     tuned = tuned or tuning.decode_tuning(group, q.shape[2], q.dtype)
-    heads = head_blocks(q.shape[1], keys.shape[3], tuned.rows, 1)
-    context, count = page_table.shape[1] * keys.shape[2], q.shape[0]
+    heads = head_blocks(q.shape[1], keys.shape[3], tuned.rows)
+    context = page_table.shape[1] * keys.shape[2]
     left = 4 * q.shape[1] * value_dim
-    cut = tuning.make_cut(count, count, heads.blocks, left, context, tuned)
+    enough = tuning.filling(q.shape[0] * heads.blocks, tuned)
+    cut = tuning.make_cut(q.shape[0], enough, left, context, tuned)
     tiles = work.decode_tiles(positions)
     pieces = work.make_pieces(tiles, cut, tuned)
-    args = (q, keys, values, layer, positions, page_table, tiles, pieces, heads, cut, tuned)
+    args = (q, keys, values, layer, positions, page_table, tiles, pieces, cut, tuned)
     return attend(*args, scale=scale, value_dim=value_dim, interpret=interpret)
 
 
@@ -158,14 +159,18 @@ def prefill(
     interpret: bool = False,
 ) -> Array:
     """`ragged_paged_attention` by the kernel: few tiles are cut into pieces, many are not."""
-    tuned = tuned or tuning.prefill_tuning(q.shape[2], q.dtype)
-    heads = head_blocks(q.shape[1], keys.shape[3], tuned.rows, q.shape[0])
+    group = q.shape[1] // keys.shape[3]
+    tuned = tuned or tuning.prefill_tuning(q.shape[0], group, q.shape[2], q.dtype)
+    heads = head_blocks(q.shape[1], keys.shape[3], tuned.rows)
     per_tile = tuned.rows // heads.together
     tiles = work.prefill_tiles(positions, cu_seqlens, per_tile)
     count, context = tiles.keys.shape[0], page_table.shape[1] * keys.shape[2]
     left = 4 * per_tile * q.shape[1] * value_dim
-    busy = -(-q.shape[0] // per_tile)
-    cut = tuning.make_cut(count, busy, heads.blocks, left, context, tuned)
+    if q.shape[0] <= tuning.FEW:  # tiles of one sequence; the others of the bucket see no key
+        enough = tuning.at_once(-(-q.shape[0] // per_tile) * heads.blocks, tuned)
+    else:
+        enough = tuning.filling(count * heads.blocks, tuned)
+    cut = tuning.make_cut(count, enough, left, context, tuned)
     pieces = work.make_pieces(tiles, cut, tuned)
-    args = (q, keys, values, layer, positions, page_table, tiles, pieces, heads, cut, tuned)
+    args = (q, keys, values, layer, positions, page_table, tiles, pieces, cut, tuned)
     return attend(*args, scale=scale, value_dim=value_dim, interpret=interpret)

@@ -12,7 +12,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plt
 
 from ..triton import Dot, iota, triton_call
-from .flash import LOWEST, Heads, Sums, columns, kernel, parts_of
+from .flash import LOWEST, Sums, columns, head_blocks, kernel, parts_of
 from .tuning import Cut, Tuning, programs
 from .work import Pieces, Tiles
 
@@ -77,7 +77,6 @@ def attend(
     page_table: Array,
     tiles: Tiles,
     pieces: Pieces,
-    heads: Heads,
     cut: Cut,
     tuning: Tuning,
     *,
@@ -87,6 +86,7 @@ def attend(
 ) -> Array:
     """Queries q [T, Hq, D] of the tiles against the pages: [T, Hq, V]."""
     tokens, q_heads, _ = q.shape
+    heads = head_blocks(q_heads, keys.shape[3], tuning.rows)
     queries = tiles.queries
     per_tile = 1 if queries is None else tuning.rows // heads.together
     dot = Dot("bf16" if q.dtype == jnp.bfloat16 else "tf32x3", interpret)

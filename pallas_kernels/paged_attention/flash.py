@@ -15,7 +15,7 @@ import functools
 import math
 import struct
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -31,20 +31,7 @@ from .tuning import Tuning
 NEVER, LOWEST = -1e34, -1e30
 WIDEST = 256  # block of a head dim
 
-WIDEST_ROWS = 128  # of one matrix of queries
-
 Sums = tuple[Array, Array, tuple[Array, ...]]  # top, total, acc
-
-
-class _Queries(NamedTuple):
-    """Rows of a program that are one matrix."""
-
-    token: Array  # in the tile
-    head: Array
-    valid: Array
-    packed: Array  # the token's index in the batch
-    position: Array
-    q: list[Array]
 
 
 @dataclass(frozen=True)
@@ -60,18 +47,9 @@ class Heads:
         return self.kv_heads * -(-self.group // self.together)
 
 
-def head_blocks(q_heads: int, kv_heads: int, rows: int, tokens: int) -> Heads:
-    """`tokens` come in tiles of `rows // together`, and a group in blocks of `together`: as many
-    together as take about the fewest programs, whose rows are then seldom empty. (More together
-    is better for short sequences side by side: each has tiles of its own.)"""
+def head_blocks(q_heads: int, kv_heads: int, rows: int) -> Heads:
     group = q_heads // kv_heads
-
-    def programs(together: int) -> int:
-        return -(-tokens // (rows // together)) * -(-group // together)
-
-    numbers = range(min(group, rows), 0, -1)
-    fewest = min(map(programs, numbers))
-    return Heads(group, next(n for n in numbers if 8 * programs(n) <= 9 * fewest), kv_heads)
+    return Heads(group, min(group, rows), kv_heads)
 
 
 def parts_of(dim: int, value_dim: int | None = None) -> tuple[tuple[int, int], ...]:
@@ -102,27 +80,6 @@ def _powers(scores: Array, factor: float, high: Array, interpret: bool) -> Array
     )[0]
 
 
-def _weigh(
-    scores: Array, sums: Sums, factor: float, slack: float, interpret: bool
-) -> tuple[Sums, Array]:
-    """A block's weights, and the sums to which its values, weighed, are to be added."""
-    top, total, acc = sums
-    # The largest so far need not be the reference, only near: sums are seldom scaled down.
-    high = jnp.max(scores, axis=1) * factor
-    high = jnp.where(high > top + slack, high, top)
-    weights = _powers(scores, factor, high, interpret)
-
-    def shrunk() -> tuple[Array, tuple[Array, ...]]:
-        shrink = jnp.exp2(top - high)
-        return total * shrink, tuple(a * shrink[:, None] for a in acc)
-
-    if slack:
-        total, acc = lax.cond(jnp.max(high - top) > 0, shrunk, lambda: (total, acc))
-    else:
-        total, acc = shrunk()
-    return (high, total + jnp.sum(weights, axis=1), acc), weights
-
-
 def kernel(
     layer_ref: Any,
     count_ref: Any,
@@ -149,20 +106,9 @@ def kernel(
     kv_head = pl.program_id(0) // blocks_of_group
     in_group = (pl.program_id(0) % blocks_of_group) * heads.together
     layer, factor = layer_ref[0], scale * math.log2(math.e)
-    row_groups = power_of_two_blocks(tuning.rows, WIDEST_ROWS)
-
-    def queries(offset: int, size: int, start: Array, tokens: Any) -> _Queries:
-        row = offset + iota((size,), 0)
-        token, in_block = row // heads.together, row % heads.together
-        valid = (token < tokens) & (in_group + in_block < heads.group)
-        head, packed = kv_head * heads.group + in_group + in_block, start + token
-        position = plt.load(positions_ref.at[packed], mask=valid, other=-1)
-        where = packed[:, None], head[:, None]
-        q = [
-            plt.load(q_ref.at[(*where, columns(part))], mask=valid[:, None], other=0)
-            for part in key_parts
-        ]
-        return _Queries(token, head, valid, packed, position, q)
+    row = iota((tuning.rows,), 0)
+    row_token, row_head = row // heads.together, in_group + row % heads.together
+    head = kv_head * heads.group + row_head
 
     def piece(index: Array) -> None:
         tile_ref, first_ref, end_ref = piece_refs
@@ -170,7 +116,14 @@ def kernel(
         start, tokens, sequence = tile, 1, tile
         if queries_refs is not None:
             start, tokens, sequence = (ref[tile] for ref in queries_refs)
-        groups = [queries(*rows, start, tokens) for rows in row_groups]
+        valid = (row_token < tokens) & (row_head < heads.group)
+        token = start + row_token
+        position = plt.load(positions_ref.at[token], mask=valid, other=-1)
+        rows = valid[:, None]
+        q = [
+            plt.load(q_ref.at[token[:, None], head[:, None], columns(part)], mask=rows, other=0)
+            for part in key_parts
+        ]
 
         def keys_of(index: Array) -> Array:
             return first + index * tuning.block + iota((tuning.block,), 0)
@@ -181,10 +134,10 @@ def kernel(
             found = plt.load(table_ref.at[sequence, at // page_size], mask=at < end, other=0)
             return jnp.maximum(found, 0)
 
-        def visit(index: Array, carry: Any, masked: bool) -> Any:
+        def visit(index: Array, carry: tuple[Sums, Array], masked: bool) -> tuple[Sums, Array]:
             """The pages of a block are looked up during the block before: a load that waits for
             another is not overlapped with the products."""
-            sums, pages = carry
+            (top, total, acc), pages = carry
             at = keys_of(index)
             inside = at < end
             page, offset = pages[:, None], (at % page_size)[:, None]
@@ -195,64 +148,55 @@ def kernel(
                 return plt.load(where, mask=inside[:, None], other=0) if masked else plt.load(where)
 
             k = [load(keys_ref, part) for part in key_parts]
+            scores: Any = sum(dot(x, y, tb=True) for x, y in zip(q, k, strict=True))
+            if masked:
+                visible = (at[None, :] <= position[:, None]) & inside[None, :]
+                scores = jnp.where(visible, scores, NEVER / factor)
+            # The largest so far need not be the reference, only near: sums are seldom scaled down.
+            high = jnp.max(scores, axis=1) * factor
+            high = jnp.where(high > top + tuning.slack, high, top)
+            weights = _powers(scores, factor, high, dot.interpret)
 
-            def values() -> list[Array]:
-                if latents:
-                    return k[: len(value_parts)]
-                return [load(values_ref, part) for part in value_parts]
+            def shrunk() -> tuple[Array, tuple[Array, ...]]:
+                shrink = jnp.exp2(top - high)
+                return total * shrink, tuple(a * shrink[:, None] for a in acc)
 
-            weighed = []
-            for group, before in zip(groups, sums, strict=True):
-                scores: Any = sum(dot(x, y, tb=True) for x, y in zip(group.q, k, strict=True))
-                if masked:
-                    visible = (at[None, :] <= group.position[:, None]) & inside[None, :]
-                    scores = jnp.where(visible, scores, NEVER / factor)
-                weighed.append(_weigh(scores, before, factor, tuning.slack, dot.interpret))
-            v = values()
-            sums = tuple(
-                (
-                    top,
-                    total,
-                    tuple(a + dot(w.astype(x.dtype), x) for a, x in zip(acc, v, strict=True)),
-                )
-                for (top, total, acc), w in weighed
-            )
-            return sums, pages
+            if tuning.slack:
+                total, acc = lax.cond(jnp.max(high - top) > 0, shrunk, lambda: (total, acc))
+            else:
+                total, acc = shrunk()
+            total = total + jnp.sum(weights, axis=1)
+            v = k[: len(value_parts)] if latents else [load(values_ref, p) for p in value_parts]
+            weights = weights.astype(v[0].dtype)
+            acc = tuple(a + dot(weights, x) for a, x in zip(acc, v, strict=True))
+            return (high, total, acc), pages
 
-        sums = tuple(
-            (
-                jnp.full((size,), LOWEST, jnp.float32),
-                jnp.zeros((size,), jnp.float32),
-                tuple(jnp.zeros((size, width), jnp.float32) for _, width in value_parts),
-            )
-            for _, size in row_groups
+        sums = (
+            jnp.full((tuning.rows,), LOWEST, jnp.float32),
+            jnp.zeros((tuning.rows,), jnp.float32),
+            tuple(jnp.zeros((tuning.rows, width), jnp.float32) for _, width in value_parts),
         )
         # Blocks that every query sees whole come first and need no mask.
-        nearest = (jnp.min(jnp.where(x.valid, x.position, end)) for x in groups)
-        everyone = functools.reduce(jnp.minimum, nearest) + 1
+        everyone = jnp.min(jnp.where(valid, position, end)) + 1
         seen = jnp.maximum(jnp.minimum(everyone, end) - first, 0) // tuning.block
         blocks = (jnp.maximum(end - first, 0) + tuning.block - 1) // tuning.block
         carry = sums, pages_of(jnp.int32(0))
         carry = lax.fori_loop(0, seen, functools.partial(visit, masked=False), carry)
         carry = lax.fori_loop(seen, blocks, functools.partial(visit, masked=True), carry)
-        for group, found in zip(groups, carry[0], strict=True):
-            store(index, group, found)
+        top, total, acc = carry[0]
 
-    def store(index: Array, group: _Queries, found: Sums) -> None:
-        (top, total, acc), rows = found, group.valid[:, None]
         if whole:
             (o_ref,) = out_refs
             share = 1 / jnp.where(total > 0, total, 1)
             for part, a in zip(value_parts, acc, strict=True):
-                where = o_ref.at[group.packed[:, None], group.head[:, None], columns(part)]
+                where = o_ref.at[token[:, None], head[:, None], columns(part)]
                 plt.store(where, (a * share[:, None]).astype(o_ref.dtype), mask=rows)
             return
         acc_ref, top_ref, total_ref = out_refs
-        at = index, group.token, group.head
-        plt.store(top_ref.at[at], top, mask=group.valid)
-        plt.store(total_ref.at[at], total, mask=group.valid)
+        plt.store(top_ref.at[index, row_token, head], top, mask=valid)
+        plt.store(total_ref.at[index, row_token, head], total, mask=valid)
         for part, a in zip(value_parts, acc, strict=True):
-            where = acc_ref.at[index, group.token[:, None], group.head[:, None], columns(part)]
+            where = acc_ref.at[index, row_token[:, None], head[:, None], columns(part)]
             plt.store(where, a, mask=rows)
 
     worker, workers = pl.program_id(1), pl.num_programs(1)

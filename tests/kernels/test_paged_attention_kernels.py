@@ -15,7 +15,7 @@ import pytest
 from pallas_kernels import decode_paged_attention, ragged_paged_attention
 from pallas_kernels.arg_specs import ATTENTION_SHAPES, AttentionShape
 from pallas_kernels.paged_attention import api, library, tuning
-from pallas_kernels.paged_attention.tuning import LEAST_PIECE, Tuning
+from pallas_kernels.paged_attention.tuning import LEAST_PIECE, Cut, Tuning
 
 from ..assertions import assert_close
 from . import oracle
@@ -24,7 +24,7 @@ from .test_paged_attention import paged
 
 LENGTHS = (1, 15, 16, 17, 63, 65, 2 * LEAST_PIECE - 1, 0)
 F32_BOUND, BF16_BOUND = 1e-5, 5e-3
-SMALL = Tuning(rows=16, block=16, warps=4, stages=2, resident=1, piece=128)
+SMALL = Tuning(rows=16, block=16, warps=4, stages=2, rounds=1, piece=128)
 
 
 @functools.cache
@@ -119,9 +119,9 @@ def test_prefill_behind_prefixes(shape: AttentionShape, dtype: Any, bound: float
 @pytest.mark.parametrize(
     "tuned",
     [
-        Tuning(rows=64, block=32, warps=4, stages=1, resident=4, piece=256),
-        Tuning(rows=32, block=64, warps=8, stages=3, resident=16, piece=1024),
-        Tuning(rows=32, block=64, warps=8, stages=3, resident=16, piece=1024, slack=8.0),
+        Tuning(rows=64, block=32, warps=4, stages=1, rounds=4, piece=256),
+        Tuning(rows=32, block=64, warps=8, stages=3, rounds=16, piece=1024),
+        Tuning(rows=32, block=64, warps=8, stages=3, rounds=16, piece=1024, slack=8.0),
         None,
     ],
     ids=["64x32", "32x64", "32x64 lazy", "default"],
@@ -131,6 +131,61 @@ def test_tunings_change_no_result(tuned: Tuning | None) -> None:
     x.check(x.prefill(tuned), F32_BOUND)
     x = Inputs(GQA, (300, 33), (1, 1))
     x.check(x.decode(tuned), F32_BOUND)
+
+
+@pytest.mark.parametrize("dtype, bound", [(jnp.float32, F32_BOUND), (jnp.bfloat16, BF16_BOUND)])
+@pytest.mark.parametrize("heads, dim", [(4, 144), (6, 144), (4, 32)], ids=str)
+def test_few_queries_behind_prefixes(heads: int, dim: int, dtype: Any, bound: float) -> None:
+    """Of one sequence and of several, with padding: a tile or two of the kernel's own tuning."""
+    shape = AttentionShape("few", heads, 1, dim, dim)
+    for lengths, new in (((300, 0), (31, 0)), ((290, 9, 0, 150), (8, 9, 0, 13))):
+        x = Inputs(shape, lengths, new, dtype=dtype, padding=tuning.FEW - sum(new))
+        x.check(x.prefill(), bound)
+
+
+def cut_of(shape: AttentionShape, tokens: int, context: int) -> tuple[Cut, Tuning]:
+    """Of the prefill of a bucket of two sequences."""
+    found: list[tuple[Cut, Tuning]] = []
+
+    def recorded(*args: Any) -> Cut:
+        found.append((make_cut(*args), args[-1]))
+        return found[-1][0]
+
+    def ints(*size: int) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(size, jnp.int32)
+
+    options: Any = {"scale": 1.0, "value_dim": shape.value_dim, "interpret": True}
+    avals = shape.queries(tokens), *shape.pages(9, 2, 16), ints()
+    make_cut = tuning.make_cut
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tuning, "make_cut", recorded)
+        run = functools.partial(api.prefill, **options)
+        jax.eval_shape(run, *avals, ints(tokens), ints(3), ints(2, context // 16))
+    return found[0]
+
+
+def test_programs_of_few_queries_run_all_at_once() -> None:
+    few, wide = (ATTENTION_SHAPES[f"gqa-{heads}x4x256"] for heads in (16, 24))
+    cut, tuned = cut_of(few, 32, 32768)
+    assert (cut.least, cut.most) == (32, 32)  # a tile and 4 kv heads: 128 of 132
+    assert (tuned.rows, tuned.block, tuned.stages) == (128, 32, 3)
+    cut, tuned = cut_of(wide, 32, 32768)
+    assert (cut.least, cut.most) == (16, 16)  # two tiles
+    assert (tuned.rows, tuned.block, tuned.stages) == (128, 64, 2)
+    assert cut_of(wide, 32, 1024)[0].most == 8  # none is below LEAST_PIECE
+    assert cut_of(few, 2048, 32768)[0].whole  # 66 tiles: twice the multiprocessors
+    assert cut_of(ATTENTION_SHAPES["gqa-30x30x128"], 256, 32768)[0].most == 4  # of 150 units
+
+
+@pytest.mark.parametrize("units, pieces", [(1, 132), (8, 16), (33, 4), (66, 2), (67, 1), (500, 1)])
+def test_pieces_at_once(units: int, pieces: int) -> None:
+    assert tuning.at_once(units, SMALL) == pieces
+
+
+@pytest.mark.parametrize("units, pieces", [(1, 132), (131, 2), (132, 1), (264, 1)])
+def test_pieces_that_fill_the_device(units: int, pieces: int) -> None:
+    assert tuning.filling(units, SMALL) == pieces
+    assert tuning.filling(264, replace(SMALL, rounds=4)) == 1
 
 
 def test_uncut_tiles_write_their_outputs_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -189,6 +244,7 @@ def test_lowers_for_cuda(shape: AttentionShape, dtype: Any) -> None:
         return text.count(TRITON_CALL)
 
     assert kernels(decode_paged_attention, 32, 32) == 2
+    assert kernels(ragged_paged_attention, 32, 2) == 2
     assert kernels(ragged_paged_attention, 64, 2) == 2
     assert kernels(ragged_paged_attention, 8192, 2) == 1
 

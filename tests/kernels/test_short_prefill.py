@@ -86,16 +86,36 @@ def alone(case: Case, x: Any, dtype: Any, tuning: ShortTuning | None = None) -> 
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16], ids=["f32", "bf16"])
-@pytest.mark.parametrize("tile, per_channel", [(16, False), (32, True)], ids=["gdn-16", "kda-32"])
+@pytest.mark.parametrize("per_channel", [False, True], ids=["gdn", "kda"])
+@pytest.mark.parametrize("tile", [16, 32])
 def test_tiles_of_a_sequence_continue_each_other(tile: int, per_channel: bool, dtype: Any) -> None:
-    """Two tiles of 16, or one of 32 where two are the default; keys in two blocks."""
+    """Two tiles, or one; keys in two blocks."""
     case = Case("cut", 1, 2, 48, 32, per_channel=per_channel)
     x = rounded(inputs(case, 29), dtype)
-    o, state = alone(case, x, dtype, ShortTuning(tile=tile, key_block=32))
+    o, state = alone(case, x, dtype, ShortTuning(tile=tile))
     expected, expected_state = oracle.gated_delta_rule(*x, state_of(case))
     bound = F32_BOUND if dtype == jnp.float32 else BF16_BOUND
     assert_close("o", o, expected, bound)
     assert_close("state", state, expected_state, bound)
+
+
+@pytest.mark.parametrize("decay", ["mixed", "strong"])
+@pytest.mark.parametrize("per_channel", [False, True], ids=["gdn", "kda"])
+def test_a_chain_leaves_states_within_and_between_tiles(per_channel: bool, decay: str) -> None:
+    """Of 32 tokens, with a segment of one tile, of a part of one, of two and an empty one."""
+    case = Case("chain", 1, 2, 32, 32, per_channel=per_channel, decay=decay)
+    x, ends = rounded(inputs(case, 32), jnp.bfloat16), (3, 13, 13, 32)
+    pool = poisoned_pool(case, slots=5)
+    pool[4, 1] = state_of(case)
+    segments = Segments(
+        *(jnp.array(y, jnp.int32) for y in ((0, *ends), (4, *(CONTINUE,) * 3), (0, 1, 2, 3)))
+    )
+    o, after = ragged["pallas"](*packed(x, jnp.bfloat16), pool, layer=1, segments=segments)
+    expected, _ = oracle.gated_delta_rule(*x, state_of(case))
+    assert_close("o", o.astype(jnp.float32), expected, BF16_BOUND)
+    for slot, end in enumerate(ends):
+        _, state = oracle.gated_delta_rule(*each(lambda y, end=end: y[:end], x), state_of(case))
+        assert_close(f"state at {end}", after[slot, 1], state, BF16_BOUND)
 
 
 @pytest.mark.parametrize("size", [1e-18, 1e18], ids=["small", "large"])
