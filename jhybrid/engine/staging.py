@@ -1,8 +1,9 @@
 """What the programs of a planned step take from the host, made before they are dispatched.
 
 A program's small array that is handed over at its call waits for the programs and the transfers
-sent before, and the device idles until it is there. Sent ahead of all of them, none does. Decodes
-are sent before even this, and bring their own; and so do copies of pages.
+sent before, and the device idles until it is there. Sent ahead of them, none does. Decodes and
+copies of pages bring their own. The rest is made in two parts, so that replays need not wait for
+the second: that of the question is made and sent while they run.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from ..cache.input_pages import InputPages
 from ..packed import Packed, pack
 from .buckets import MOVES
 from .host_spans import host_span
+from .host_tier import Pages
 from .model_runner import ModelRunner, pairs
 from .recovery import Move
 from .scheduler import Plan
@@ -28,12 +30,19 @@ Moves = tuple[Int32[Array, " M"], Int32[Array, " M"]]  # sources and targets, -1
 
 
 @struct.dataclass
-class StepInputs:
-    """Arguments of the runner's calls, in numpy and, once staged, on the device; a list has one
-    entry for each call. N sequences in T packed tokens."""
+class ReplayInputs:
+    """Arguments of the runner's calls up to the replays, in numpy and, once staged, on the device;
+    a list has one entry for each call. `pages`: that KV from host memory goes to, and states."""
 
     restores: list[Moves]
     replays: list[Packed]
+    pages: list[Pages]
+
+
+@struct.dataclass
+class PromptInputs:
+    """Likewise of the calls behind them: N sequences in T packed tokens."""
+
     prefill: Packed | None
     rows: list[Packed]
     seen: list[tuple[Array, Array, Array]]
@@ -43,14 +52,22 @@ class StepInputs:
 
 
 @host_span("make inputs")
-def make_step_inputs(
-    runner: ModelRunner, plan: Plan, inputs: InputPages | None, scored: Scored
-) -> StepInputs:
-    """`scored`: as `scored_pieces` says."""
+def make_replay_inputs(
+    runner: ModelRunner, plan: Plan, inputs: InputPages | None, pages: list[Pages]
+) -> ReplayInputs:
+    """`pages`: as `HostTier.expect` gives them."""
     replays = list[Packed]()
     if plan.replays:
         assert inputs is not None
         replays += map(pack, replay_inputs(runner, plan.replays, inputs))
+    return ReplayInputs(_moves(plan.restores), replays, pages)
+
+
+@host_span("make prompt inputs")
+def make_prompt_inputs(
+    runner: ModelRunner, plan: Plan, inputs: InputPages | None, scored: Scored
+) -> PromptInputs:
+    """`scored`: as `scored_pieces` says."""
     prefill: Any = None
     draws: Any = None
     targets: Any = None
@@ -62,9 +79,7 @@ def make_step_inputs(
     seen: list[Any] = [
         (np.int32(s.row), *seen_tokens(s, runner.vocab)) for s in plan.admitted if s.has_penalties
     ]
-    return StepInputs(
-        restores=_moves(plan.restores),
-        replays=replays,
+    return PromptInputs(
         prefill=prefill,
         rows=[pack((np.int32(s.row), at_position(s))) for s in plan.admitted],
         seen=seen,
