@@ -1,10 +1,10 @@
 """One planned step, sent to the device in the order in which the device should have it.
 
 Decodes are first: what they take from the host then waits for no transfer. Copies of pages and what
-replays read come next, if that is in host memory, and then, if nothing decodes, KV of the lower
-layers: the host makes the replays' small arrays while these are under way, and those of the
-question while the device replays. See `host_tier` for the order of transfers. What only a draw
-reads comes after the piece that draws, so that this starts sooner.
+replays read come next, if that is in host memory, then, if nothing decodes, KV of the lower layers,
+and then the replays: the host makes what the question takes while the device replays. See
+`host_tier` for the order of transfers. What only a draw reads comes after the piece that draws, so
+that this starts sooner.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .sampler import Sampled
 from .scheduler import Plan
 from .scores import Scored, scored_pieces
 from .sequence import Sequence
-from .staging import PromptInputs, make_prompt_inputs, make_replay_inputs, page_copies
+from .staging import PromptInputs, make_prompt_inputs, packed_replays, page_copies, state_moves
 from .step_inputs import decode_inputs, draw_mode
 
 
@@ -54,18 +54,17 @@ def dispatch(
     pages = host.expect(plan.admitted)
     if alone:
         host.send_lower()
-    first = runner.stage(make_replay_inputs(runner, plan, cache.inputs, pages))
-    host.hold(first.pages)
-    for moves in first.restores:
+    for moves in state_moves(plan.restores):
         runner.load_states(moves, keep=False)
     if not alone:
         host.send(most=STEP_PARTS)
-    for replay in first.replays:
+    for replay in packed_replays(runner, plan, cache.inputs):
         runner.replay(replay)
+    inputs = make_prompt_inputs(runner, plan, cache.inputs, step.scored)
+    inputs, pages = runner.stage((inputs, pages))
+    host.hold(pages)
     if alone:
         host.put_lower()
-    inputs = runner.stage(make_prompt_inputs(runner, plan, cache.inputs, step.scored))
-    if alone:
         host.send_upper()
     _prefill(runner, plan, inputs, step, host.put_upper if alone else lambda: None)
     for moves in inputs.late_restores:

@@ -1,13 +1,14 @@
 """What the programs of a planned step take from the host, made before they are dispatched.
 
 A program's small array that is handed over at its call waits for the programs and the transfers
-sent before, and the device idles until it is there. Sent ahead of them, none does. Decodes and
-copies of pages bring their own. The rest is made in two parts, so that replays need not wait for
-the second: that of the question is made and sent while they run.
+sent before, and the device idles until it is there. What a question takes is staged ahead of it.
+Decodes, copies of pages, restores and replays bring their own: little is sent before them, and the
+host would be longer in staging it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,6 @@ from ..cache.input_pages import InputPages
 from ..packed import Packed, pack
 from .buckets import MOVES
 from .host_spans import host_span
-from .host_tier import Pages
 from .model_runner import ModelRunner, pairs
 from .recovery import Move
 from .scheduler import Plan
@@ -30,18 +30,9 @@ Moves = tuple[Int32[Array, " M"], Int32[Array, " M"]]  # sources and targets, -1
 
 
 @struct.dataclass
-class ReplayInputs:
-    """Arguments of the runner's calls up to the replays, in numpy and, once staged, on the device;
-    a list has one entry for each call. `pages`: that KV from host memory goes to, and states."""
-
-    restores: list[Moves]
-    replays: list[Packed]
-    pages: list[Pages]
-
-
-@struct.dataclass
 class PromptInputs:
-    """Likewise of the calls behind them: N sequences in T packed tokens."""
+    """Arguments of the runner's calls behind the replays, in numpy and, once staged, on the device;
+    a list has one entry for each call. N sequences in T packed tokens."""
 
     prefill: Packed | None
     rows: list[Packed]
@@ -51,16 +42,11 @@ class PromptInputs:
     late_restores: list[Moves]
 
 
-@host_span("make inputs")
-def make_replay_inputs(
-    runner: ModelRunner, plan: Plan, inputs: InputPages | None, pages: list[Pages]
-) -> ReplayInputs:
-    """`pages`: as `HostTier.expect` gives them."""
-    replays = list[Packed]()
+def packed_replays(runner: ModelRunner, plan: Plan, inputs: InputPages | None) -> Iterator[Packed]:
+    """A ReplayBatch each, in numpy."""
     if plan.replays:
         assert inputs is not None
-        replays += map(pack, replay_inputs(runner, plan.replays, inputs))
-    return ReplayInputs(_moves(plan.restores), replays, pages)
+        yield from map(pack, replay_inputs(runner, plan.replays, inputs))
 
 
 @host_span("make prompt inputs")
@@ -85,7 +71,7 @@ def make_prompt_inputs(
         seen=seen,
         draws=draws,
         targets=targets,
-        late_restores=_moves(plan.late_restores),
+        late_restores=state_moves(plan.late_restores),
     )
 
 
@@ -97,5 +83,6 @@ def page_copies(plan: Plan, runner: ModelRunner) -> list[Packed]:
     return [pack([pairs(c[start : start + width], width) for c in both]) for start in starts]
 
 
-def _moves(moves: list[Move]) -> list[Any]:
+def state_moves(moves: list[Move]) -> list[Any]:
+    """Pairs of slots, in numpy, of each call that moves some."""
     return [pairs(moves[start : start + MOVES], MOVES) for start in range(0, len(moves), MOVES)]
