@@ -48,10 +48,9 @@ def _scan_tunings(default: PrefillTuning) -> Iterator[PrefillTuning]:
 
 
 def _decode_tunings(default: DecodeTuning) -> Iterator[DecodeTuning]:
-    for block, warps, blocks in (
-        (16, 2, 1), (32, 4, 1), (32, 4, 2), (64, 2, 1), (64, 4, 1), (64, 4, 2), (128, 4, 1),
-    ):  # fmt: skip
-        yield replace(default, value_block=block, warps=warps, blocks=blocks)
+    for block, warps in ((16, 2), (32, 4), (64, 2), (64, 4)):  # every default is one of them
+        yield replace(default, value_block=block, warps=warps)
+    yield replace(default, past_l1=not default.past_l1)
 
 
 def _short_tunings(per_channel: bool) -> Iterator[ShortTuning]:
@@ -69,7 +68,9 @@ def variants(case: KernelCase, interpret: bool) -> list[Variant]:
     answer = reference(case)
     if case.decode:
         s = case.shape
-        default = DecodeTuning.default(case.sequences, s.heads, s.key_dim, s.value_dim)
+        default = DecodeTuning.default(
+            case.sequences, s.heads, s.key_dim, s.value_dim, per_channel=s.per_channel
+        )
         steps = [(t, _decode_step(t, interpret)) for t in list(_decode_tunings(default))[:most]]
         return [
             Variant("decode", t, default, _loop(case, step, expected), _check(case, step, answer))

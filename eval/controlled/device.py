@@ -54,8 +54,8 @@ class Device:
         )
         given = arguments(model.params, self.caches, layout, hidden, ends)
         options = compiler_options(model.mesh.devices.flat[0].platform)
-        calls = [(function, args, options) for function, args in zip(made, given, strict=True)]
-        done = dict(compile_side_by_side(calls))
+        calls = list(zip(made, given, strict=True))
+        done = dict(compile_side_by_side(calls, options))
         self._run = Programs(*(done[place] for place in range(len(calls))))
 
     def prefill(self, batch: PrefillBatch) -> Float[Array, "T D"]:

@@ -1,11 +1,10 @@
 """One planned step, sent to the device in the order in which the device should have it.
 
 Decodes are first: what they take from the host then waits for no transfer. Copies of pages and what
-replays read come next, if that is in host memory, and then, if nothing decodes, KV of the lower
-layers: the host makes all other small arrays while these are under way, and hands them over
-together, before the programs that take them. So no program waits for its own. See `host_tier` for
-the order of transfers. What only a draw reads comes after the piece that draws, so that this starts
-sooner.
+replays read come next, if that is in host memory, then, if nothing decodes, KV of the lower layers,
+and then the replays: the host makes what the question takes while the device replays. See
+`host_tier` for the order of transfers. What only a draw reads comes after the piece that draws, so
+that this starts sooner.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from .sampler import Sampled
 from .scheduler import Plan
 from .scores import Scored, scored_pieces
 from .sequence import Sequence
-from .staging import StepInputs, make_step_inputs, page_copies
+from .staging import PromptInputs, make_prompt_inputs, packed_replays, page_copies, state_moves
 from .step_inputs import decode_inputs, draw_mode
 
 
@@ -55,17 +54,18 @@ def dispatch(
     pages = host.expect(plan.admitted)
     if alone:
         host.send_lower()
-    inputs = make_step_inputs(runner, plan, cache.inputs, step.scored)
-    inputs, pages = runner.stage((inputs, pages))
-    host.hold(pages)
-    for moves in inputs.restores:
+    for moves in state_moves(plan.restores):
         runner.load_states(moves, keep=False)
     if not alone:
         host.send(most=STEP_PARTS)
-    for replay in inputs.replays:
+    for replay in packed_replays(runner, plan, cache.inputs):
         runner.replay(replay)
+    inputs = make_prompt_inputs(runner, plan, cache.inputs, step.scored)
+    inputs, pages = runner.stage((inputs, pages))
+    host.hold(pages)
     if alone:
         host.put_lower()
+        host.send_upper()
     _prefill(runner, plan, inputs, step, host.put_upper if alone else lambda: None)
     for moves in inputs.late_restores:
         runner.load_states(moves, keep=True)
@@ -76,7 +76,7 @@ def dispatch(
 def _prefill(
     runner: ModelRunner,
     plan: Plan,
-    inputs: StepInputs,
+    inputs: PromptInputs,
     step: InFlight,
     between: Callable[[], None],
 ) -> None:

@@ -14,10 +14,9 @@ is dispatched behind a program that waits for what must come first:
 
     send inputs, put inputs | send lower | replay, put lower | send upper | question, put upper
 
-A step's small arrays are handed over behind the first KV, since those below 16 KiB take another way
-(a larger one is the question's, which waits for KV anyhow); but the pages of a call that puts are
-handed over ahead of it. Beside decodes the KV goes a few chunks a step, and is put in its pages
-when it has arrived.
+A step's small arrays are handed over behind KV: those below 16 KiB take another way, and a larger
+one is the question's, which waits for KV anyhow. Beside decodes the KV goes a few chunks a step,
+and is put in its pages when it has arrived.
 """
 
 from __future__ import annotations
@@ -199,9 +198,10 @@ class HostTier:
         self.send(("lower-kv",))
 
     def put_lower(self) -> None:
-        """Put the KV of the lower layers, for which the device waits, but not the host; and send
-        that of the upper ones."""
+        """Put the KV of the lower layers, for which the device waits, but not the host."""
         self._put_kv("lower-kv")
+
+    def send_upper(self) -> None:
         self.send(KV)
 
     def put_upper(self) -> None:

@@ -1,12 +1,14 @@
 """What the programs of a planned step take from the host, made before they are dispatched.
 
 A program's small array that is handed over at its call waits for the programs and the transfers
-sent before, and the device idles until it is there. Sent ahead of all of them, none does. Decodes
-are sent before even this, and bring their own; and so do copies of pages.
+sent before, and the device idles until it is there. What a question takes is staged ahead of it.
+Decodes, copies of pages, restores and replays bring their own: little is sent before them, and the
+host would be longer in staging it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -28,12 +30,10 @@ Moves = tuple[Int32[Array, " M"], Int32[Array, " M"]]  # sources and targets, -1
 
 
 @struct.dataclass
-class StepInputs:
-    """Arguments of the runner's calls, in numpy and, once staged, on the device; a list has one
-    entry for each call. N sequences in T packed tokens."""
+class PromptInputs:
+    """Arguments of the runner's calls behind the replays, in numpy and, once staged, on the device;
+    a list has one entry for each call. N sequences in T packed tokens."""
 
-    restores: list[Moves]
-    replays: list[Packed]
     prefill: Packed | None
     rows: list[Packed]
     seen: list[tuple[Array, Array, Array]]
@@ -42,15 +42,18 @@ class StepInputs:
     late_restores: list[Moves]
 
 
-@host_span("make inputs")
-def make_step_inputs(
-    runner: ModelRunner, plan: Plan, inputs: InputPages | None, scored: Scored
-) -> StepInputs:
-    """`scored`: as `scored_pieces` says."""
-    replays = list[Packed]()
+def packed_replays(runner: ModelRunner, plan: Plan, inputs: InputPages | None) -> Iterator[Packed]:
+    """A ReplayBatch each, in numpy."""
     if plan.replays:
         assert inputs is not None
-        replays += map(pack, replay_inputs(runner, plan.replays, inputs))
+        yield from map(pack, replay_inputs(runner, plan.replays, inputs))
+
+
+@host_span("make prompt inputs")
+def make_prompt_inputs(
+    runner: ModelRunner, plan: Plan, inputs: InputPages | None, scored: Scored
+) -> PromptInputs:
+    """`scored`: as `scored_pieces` says."""
     prefill: Any = None
     draws: Any = None
     targets: Any = None
@@ -62,15 +65,13 @@ def make_step_inputs(
     seen: list[Any] = [
         (np.int32(s.row), *seen_tokens(s, runner.vocab)) for s in plan.admitted if s.has_penalties
     ]
-    return StepInputs(
-        restores=_moves(plan.restores),
-        replays=replays,
+    return PromptInputs(
         prefill=prefill,
         rows=[pack((np.int32(s.row), at_position(s))) for s in plan.admitted],
         seen=seen,
         draws=draws,
         targets=targets,
-        late_restores=_moves(plan.late_restores),
+        late_restores=state_moves(plan.late_restores),
     )
 
 
@@ -82,5 +83,6 @@ def page_copies(plan: Plan, runner: ModelRunner) -> list[Packed]:
     return [pack([pairs(c[start : start + width], width) for c in both]) for start in starts]
 
 
-def _moves(moves: list[Move]) -> list[Any]:
+def state_moves(moves: list[Move]) -> list[Any]:
+    """Pairs of slots, in numpy, of each call that moves some."""
     return [pairs(moves[start : start + MOVES], MOVES) for start in range(0, len(moves), MOVES)]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,22 +18,34 @@ from .key_blocks import l2_scales, over_keys, sum_all
 
 TWO_EACH = 264  # programs: two for each multiprocessor of an H200
 MOST_KEYS = 128  # with a value block of 64 and 4 warps, a state is then 64 registers a thread
+MANY_STATES = 8192  # from which loads past L1 pay with decay of whole heads too
 
 
 @dataclass(frozen=True)
 class DecodeTuning:
     value_block: int = 64
     warps: int = 4
-    blocks: int = 1  # value blocks of a program, each read while the one before is worked on
+    past_l1: bool = False  # loads of the state as volatile ones, which leave nothing in L1
 
     @classmethod
-    def default(cls, batch: int, heads: int, key_dim: int, value_dim: int) -> DecodeTuning:
-        """Few programs: small blocks, to spread one state over many multiprocessors."""
-        if batch * heads <= 128:
-            return cls(value_block=16, warps=2)
-        if batch * heads * value_dim < TWO_EACH * 64 or key_dim > MOST_KEYS:
-            return cls(value_block=32)
-        return cls()
+    def default(
+        cls, batch: int, heads: int, key_dim: int, value_dim: int, *, per_channel: bool
+    ) -> DecodeTuning:
+        """Few programs: small blocks, to spread one state over many multiprocessors.
+
+        A state is read once: a line of L1 for it is work for nothing. On an H200 in one process, ms
+        through L1 / past it for 1,024, 4,096, 8,192 states (sequences x heads) of 128 x 128: decay
+        of channels .0417 / .0419, .1528 / .1510, .3059 / .3010; decay of heads .0415 / .0414,
+        .1527 / .1539, .3011 / .2956. No cache modifier says so: `plt.load` takes none but `.ca` and
+        `.cg`, and does not find these.
+        """
+        states = batch * heads
+        past_l1 = per_channel or states >= MANY_STATES
+        if states <= 128:
+            return cls(value_block=16, warps=2, past_l1=past_l1)
+        if states * value_dim < TWO_EACH * 64 or key_dim > MOST_KEYS:
+            return cls(value_block=32, past_l1=past_l1)
+        return cls(past_l1=past_l1)
 
 
 def _kernel(
@@ -53,75 +64,65 @@ def _kernel(
     tuning: DecodeTuning,
     interpret: bool,
 ) -> None:
-    group_of_blocks, head, row = (pl.program_id(axis) for axis in range(3))
+    block, head, row = (pl.program_id(axis) for axis in range(3))
     (heads, key_dim, value_dim), width = pool_ref.shape[2:], tuning.value_block
     group = heads // qkv_ref.shape[1]
     key_head = head // group
     slot, layer = slot_ref[row], layer_ref[0]
-    keys = [pl.ds(*cut) for cut in power_of_two_blocks(key_dim)]
-    firsts = [(group_of_blocks * tuning.blocks + n) * width for n in range(tuning.blocks)]
+    cuts = list(power_of_two_blocks(key_dim))
+    keys = [pl.ds(*cut) for cut in cuts]
+    values = pl.ds(block * width, width)
 
-    def read(first: Any, size: int) -> Array:
-        return qkv_ref[row, key_head, pl.ds(first, size)]
-
-    def state(first: Any) -> list[Array]:
-        cells = [pool_ref.at[slot, layer, head, part, pl.ds(first, width)] for part in keys]
-        return [plt.load(cell) for cell in cells]
-
-    def inputs() -> Any:
-        q, k = (
-            [read(offset + start, size) for offset, size in power_of_two_blocks(key_dim)]
-            for start in (0, key_dim)
-        )
-        values = 2 * key_dim + (head % group) * value_dim
-        v = [read(values + first, width) for first in firsts]
-        logit, rate = beta_ref[row, head], rate_ref[head]
-        if len(z_ref.shape) == 3:
-            z = [(z_ref[row, head, part], bias_ref[head, part]) for part in keys]
-        else:
-            z = [(z_ref[row, head], bias_ref[head])] * len(keys)
-        return q, k, v, logit, rate, z
-
-    def finish(ahead: Any, q: Any, k: Any, v: Any, logit: Any, rate: Any, z: Any) -> None:
-        q, k = ([x.astype(jnp.float32) for x in parts] for parts in (q, k))
-        q_scale, k_scale = l2_scales(q, k, key_dim)
-        both = sum_all(x * y for x, y in zip(q, k, strict=True))
-        beta = activation.strength(logit.astype(jnp.float32))
-        g = [activation.log_decay(x.astype(jnp.float32), rate, bias) for x, bias in z]
-        decay = [jnp.exp(x) for x in g]
-        # Keys and queries decay for the state in both sums over it: a decayed copy of the state
-        # would cost the registers of a fourth program on a multiprocessor.
-        faded_k, faded_q = ([x * d for x, d in zip(parts, decay, strict=True)] for parts in (k, q))
-        for n, first in enumerate(firsts):
-            states = [s.astype(jnp.float32) for s in ahead]
-            if n + 1 < len(firsts):
-                ahead = state(firsts[n + 1])
-            known, asked = over_keys(states, faded_k), over_keys(states, faded_q)
-            # For k before its normalisation: the sums over the state wait for the state alone.
-            new = k_scale * beta * (v[n].astype(jnp.float32) - k_scale * known)
-            o = q_scale * (asked + new * both)
-            o_ref[row, head, pl.ds(first, width)] = o.astype(o_ref.dtype)
-            for part, s, x, d in zip(keys, states, k, decay, strict=True):
-                d = jnp.broadcast_to(d[:, None] if d.ndim else d, s.shape)
-                after = multiply_add(s, d, x[:, None] * new[None, :], interpret)
-                at = new_pool_ref.at[slot, layer, head, part, pl.ds(first, width)]
-                plt.store(at, after.astype(new_pool_ref.dtype))
+    def read(start: Any, size: int) -> Array:
+        return qkv_ref[row, key_head, pl.ds(start, size)]
 
     @pl.when(slot < 0)
     def _() -> None:  # padding: leave nothing uninitialised behind
-        for first in firsts:
-            o_ref[row, head, pl.ds(first, width)] = jnp.zeros((width,), o_ref.dtype)
+        o_ref[row, head, values] = jnp.zeros((width,), o_ref.dtype)
 
     @pl.when(slot >= 0)
     def _() -> None:
         # All loads, the state's first, before anything waits for one of them. Compilers would move
         # some to their uses: no access passes a barrier, and no use leaves its branch, which is
         # always taken (layers count from 0).
-        ahead = state(firsts[0])
+        cells = [pool_ref.at[slot, layer, head, part, values] for part in keys]
+        raw_state = [plt.load(cell, volatile=tuning.past_l1) for cell in cells]
         barrier(interpret)
-        got = inputs()
+        raw_q, raw_k = (
+            [read(start + first, size) for first, size in cuts] for start in (0, key_dim)
+        )
+        v = read(2 * key_dim + (head % group) * value_dim + block * width, width)
+        logit, rate = beta_ref[row, head], rate_ref[head]
+        if len(z_ref.shape) == 3:
+            z = [(z_ref[row, head, part], bias_ref[head, part]) for part in keys]
+        else:
+            z = [(z_ref[row, head], bias_ref[head])] * len(keys)
         barrier(interpret)
-        pl.when(layer >= 0)(functools.partial(finish, ahead, *got))
+
+        @pl.when(layer >= 0)
+        def _() -> None:
+            q, k, state = (
+                [x.astype(jnp.float32) for x in parts] for parts in (raw_q, raw_k, raw_state)
+            )
+            q_scale, k_scale = l2_scales(q, k, key_dim)
+            both = sum_all(x * y for x, y in zip(q, k, strict=True))
+            beta = activation.strength(logit.astype(jnp.float32))
+            g = [activation.log_decay(x.astype(jnp.float32), rate, bias) for x, bias in z]
+            decay = [jnp.exp(x) for x in g]
+            # Keys and queries decay for the state in both sums over it: a decayed copy of the
+            # state would cost the registers of a fourth program on a multiprocessor.
+            faded_k, faded_q = (
+                [x * d for x, d in zip(parts, decay, strict=True)] for parts in (k, q)
+            )
+            known, asked = over_keys(state, faded_k), over_keys(state, faded_q)
+            # For k before its normalisation: the sums over the state wait for the state alone.
+            new = k_scale * beta * (v.astype(jnp.float32) - k_scale * known)
+            o_ref[row, head, values] = (q_scale * (asked + new * both)).astype(o_ref.dtype)
+            for part, s, x, d in zip(keys, state, k, decay, strict=True):
+                d = jnp.broadcast_to(d[:, None] if d.ndim else d, s.shape)
+                after = multiply_add(s, d, x[:, None] * new[None, :], interpret)
+                at = new_pool_ref.at[slot, layer, head, part, values]
+                plt.store(at, after.astype(new_pool_ref.dtype))
 
 
 def decode(
@@ -135,16 +136,18 @@ def decode(
     tuning: DecodeTuning | None = None,
     interpret: bool = False,
 ) -> tuple[Array, Array]:
-    """`decode_gated_delta_rule` as a kernel: a program for each (value blocks, head, sequence)."""
+    """`decode_gated_delta_rule` as a kernel: a program for each (value block, head, sequence)."""
     batch, (heads, key_dim, value_dim) = qkv.shape[0], pool.shape[2:]
-    tuning = tuning or DecodeTuning.default(batch, heads, key_dim, value_dim)
+    per_channel = gates.decay.ndim == 3
+    tuning = tuning or DecodeTuning.default(
+        batch, heads, key_dim, value_dim, per_channel=per_channel
+    )
     width = dividing_block(value_dim, tuning.value_block)
-    blocks = math.gcd(value_dim // width, tuning.blocks)
-    tuning = replace(tuning, value_block=width, blocks=blocks)
+    tuning = replace(tuning, value_block=width)
     call = triton_call(
         functools.partial(_kernel, activation=activation, tuning=tuning, interpret=interpret),
         "gated_delta_rule_decode",
-        (value_dim // (width * blocks), heads, batch),
+        (value_dim // width, heads, batch),
         (
             jax.ShapeDtypeStruct((batch, heads, value_dim), qkv.dtype),
             jax.ShapeDtypeStruct(pool.shape, pool.dtype),

@@ -80,7 +80,7 @@ def test_steps_hold_no_second_copy_of_a_pool() -> None:
     smallest = min(engine.runner.pool_bytes().values())
     for call, size, args in warm_up_calls(engine.runner):
         if call.startswith(("prefill", "decode", "copy_pages", "store_states", "load_states")):
-            compiled = engine.runner.programs.compile(call, size, args)
+            compiled = engine.runner.programs.compile(call, args)
             temporary = compiled.memory_analysis().temp_size_in_bytes
             assert temporary < smallest / 4, (call, size, temporary)
 

@@ -103,9 +103,9 @@ def test_a_hit_alone_is_one_step_and_what_it_waits_for_comes_first(
     engine.step()
     phases = [name for name, _ in itertools.groupby(sent)]
     assert phases == [
-        *("send-inputs", "put-inputs", "send-lower-kv", "stage", "replay", "put-lower-kv"),
-        *("send-upper-kv", "prefill-lower", "put-upper-kv", "send-states", "prefill-upper"),
-        *("set_row", "draw-GREEDY", "put-states"),
+        *("send-inputs", "put-inputs", "send-lower-kv", "replay", "stage", "put-lower-kv"),
+        *("send-upper-kv", "prefill-lower", "put-upper-kv", "send-states"),
+        *("prefill-upper", "set_row", "draw-GREEDY", "put-states"),
     ]
     assert sent.count("send-lower-kv") == sent.count("send-upper-kv") > STEP_PARTS["lower-kv"]
     assert [len(update.token_ids) for update in engine.step()] == [1]

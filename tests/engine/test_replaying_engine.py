@@ -203,8 +203,7 @@ def test_replays_hold_no_second_copy_of_a_pool() -> None:
     smallest = min(engine.runner.pool_bytes().values())
     calls = [c for c in warm_up_calls(engine.runner) if c[0] in ("replay", *PREFILL, "decode")]
     for call, size, args in calls:
-        compiled = engine.runner.programs.compile(call, size, args)
-        temporary = compiled.memory_analysis().temp_size_in_bytes
+        temporary = engine.runner.programs.compile(call, args).memory_analysis().temp_size_in_bytes
         assert temporary < smallest / 4, (call, size, temporary)
 
 

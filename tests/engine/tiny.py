@@ -164,10 +164,10 @@ def engine_of(
     if not own_programs:
         compile_one, known = runner.programs.compile, _compiled(model, tp, valid_vocab)
 
-        def compile_once(name: str, size: Any, args: Any) -> Any:
+        def compile_once(name: str, args: Any) -> Any:
             key = name, *_shapes(args)
             if key not in known:
-                known[key] = compile_one(name, size, args)
+                known[key] = compile_one(name, args)
             return known[key]
 
         runner.programs.compile = compile_once

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -20,3 +20,16 @@ def lower_for_cuda(function: Callable[..., Any], *avals: Any) -> str:
         context = jax.sharding.use_abstract_mesh(mesh)
     with context:
         return jax.jit(function).trace(*avals).lower(lowering_platforms=("cuda",)).as_text()
+
+
+def equations(function: Callable[..., Any], *avals: Any) -> Iterator[Any]:
+    """Of a function's jaxpr and of all within it, kernels included."""
+    pending = [jax.make_jaxpr(function)(*avals)]
+    while pending:
+        item = pending.pop()
+        if isinstance(item, tuple | list):
+            pending += item
+        elif hasattr(item, "eqns"):
+            for equation in item.eqns:
+                yield equation
+                pending += equation.params.values()

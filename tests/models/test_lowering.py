@@ -48,7 +48,7 @@ def test_a_program_is_that_of_the_plain_loop() -> None:
     """XLA inlines the calls, so that pools are still updated in place."""
     runner = tiny_engine(DEEP, max_running=2).runner
     args = next(args for call, _, args in warm_up_calls(runner) if call == "decode")
-    text = runner.programs.compile("decode", (2,), args).as_text()
+    text = runner.programs.compile("decode", args).as_text()
     calls = re.findall(r"^.* call\(.*decoder_layer.*$", text, re.MULTILINE)
     assert [call for call in calls if "xla_cpu_small_call" not in call] == []  # small: XLA's loops
 
