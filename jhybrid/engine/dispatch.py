@@ -1,8 +1,8 @@
 """One planned step, sent to the device in the order in which the device should have it.
 
 Decodes are first: what they take from the host then waits for no transfer. Copies of pages and what
-replays read come next, if that is in host memory, then, if nothing decodes, KV of the lower layers,
-and then the replays: the host makes what the question takes while the device replays. See
+replays take come next, from host memory or made here, then, if nothing decodes, KV of the lower
+layers, and then the replays: the host makes what the question takes while the device replays. See
 `host_tier` for the order of transfers. What only a draw reads comes after the piece that draws, so
 that this starts sooner.
 """
@@ -52,13 +52,14 @@ def dispatch(
     for copies in page_copies(plan, runner):
         runner.copy_pages(copies)
     pages = host.expect(plan.admitted)
+    replays = runner.stage(packed_replays(runner, plan, cache.inputs))
     if alone:
         host.send_lower()
     for moves in state_moves(plan.restores):
         runner.load_states(moves, keep=False)
     if not alone:
         host.send(most=STEP_PARTS)
-    for replay in packed_replays(runner, plan, cache.inputs):
+    for replay in replays:
         runner.replay(replay)
     inputs = make_prompt_inputs(runner, plan, cache.inputs, step.scored)
     inputs, pages = runner.stage((inputs, pages))

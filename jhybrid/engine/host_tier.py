@@ -14,9 +14,8 @@ is dispatched behind a program that waits for what must come first:
 
     send inputs, put inputs | send lower | replay, put lower | send upper | question, put upper
 
-A step's small arrays are handed over behind KV: those below 16 KiB take another way, and a larger
-one is the question's, which waits for KV anyhow. Beside decodes the KV goes a few chunks a step,
-and is put in its pages when it has arrived.
+What the replays take besides is handed over before the KV, or it may wait for a queue of that.
+Beside decodes the KV goes a few chunks a step, and is put in its pages when it has arrived.
 """
 
 from __future__ import annotations

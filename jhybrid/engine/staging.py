@@ -1,14 +1,13 @@
 """What the programs of a planned step take from the host, made before they are dispatched.
 
 A program's small array that is handed over at its call waits for the programs and the transfers
-sent before, and the device idles until it is there. What a question takes is staged ahead of it.
-Decodes, copies of pages, restores and replays bring their own: little is sent before them, and the
-host would be longer in staging it.
+sent before, and the device idles until it is there. What replays take is staged ahead of KV, and
+what a question takes ahead of that of the upper layers. Decodes, copies of pages and restores bring
+their own: little is sent before them, and the host would be longer in staging it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -42,11 +41,12 @@ class PromptInputs:
     late_restores: list[Moves]
 
 
-def packed_replays(runner: ModelRunner, plan: Plan, inputs: InputPages | None) -> Iterator[Packed]:
+def packed_replays(runner: ModelRunner, plan: Plan, inputs: InputPages | None) -> list[Packed]:
     """A ReplayBatch each, in numpy."""
-    if plan.replays:
-        assert inputs is not None
-        yield from map(pack, replay_inputs(runner, plan.replays, inputs))
+    if not plan.replays:
+        return []
+    assert inputs is not None
+    return [pack(batch) for batch in replay_inputs(runner, plan.replays, inputs)]
 
 
 @host_span("make prompt inputs")
