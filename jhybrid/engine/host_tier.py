@@ -117,7 +117,8 @@ class HostTier:
             if lease is None or not lease.loads:
                 continue
             item = _Arriving(sequence, lease, state=lease.state_load)
-            item.first += self._deliveries(item, "inputs", input_parts(lease.loads))
+            if "inputs" in self._runner.host_rows:
+                item.first += self._deliveries(item, "inputs", input_parts(lease.loads))
             if item.state is not None:
                 part = np.array([item.state.slot], np.int32), _state_rows(item.state)
                 found = self._deliveries(item, "states", [part])
@@ -269,7 +270,8 @@ class HostTier:
 
     def _fetch(self, offload: Offload) -> dict[str, Any]:
         """The rows of a chunk: its KV by kind, and its group inputs by each piece's first row."""
-        pieces = input_pieces(offload.chunk.with_inputs)
+        moved = "inputs" in self._runner.host_rows
+        pieces = input_pieces(offload.chunk.with_inputs) if moved else []
         pages = {piece.start: offload.input_pages[piece.start : piece.stop] for piece in pieces}
         inputs = {at: self._runner.take_pages("inputs", some) for at, some in pages.items()}
         kv = {kind: self._runner.take_pages(kind, offload.pages) for kind in self._runner.kv_kinds}

@@ -22,6 +22,7 @@ from ..batch import Caches, DecodeBatch
 from ..cache.host_store import padded_rows
 from ..config import AttentionConfig, ModelConfig
 from ..models.cut import lower_layers
+from ..models.groups import stored_inputs
 from ..models.hybrid import Stream
 from ..models.pages import PageKind, kv_kinds, rows_partition
 from ..models.specs import ModelParams, cache_partition, cache_specs
@@ -77,7 +78,8 @@ class ModelRunner:
         partition = cache_partition(config, group_inputs=input_pages > 0, input_dtype=input_dtype)
         functions = step_functions(config, mesh, partition, valid_vocab)
 
-        inputs: tuple[PageKind, ...] = ("inputs",) if input_pages else ()
+        some = input_pages > 0 and stored_inputs(config) > 0  # the only group's may be token ids
+        inputs: tuple[PageKind, ...] = ("inputs",) if some else ()
         self.kv_kinds = kv_kinds(len(config.full_layers)) if host else ()
         kinds: tuple[PageKind, ...] = (*self.kv_kinds, *inputs, "states") if host else ()
         self.host_rows: dict[PageKind, Any] = {k: rows_partition(partition, k) for k in kinds}

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import jax
 import numpy as np
 import pytest
 
+from jhybrid.config import LayerConfig
 from jhybrid.engine.engine import Engine
 from jhybrid.engine.request import PrefixCacheOptions, RecoveryName
 from jhybrid.engine.warm_up import warm_up
 
-from .tiny import assert_greedy, assert_idle, request, run, tiny_engine
+from .tiny import TINY, assert_greedy, assert_idle, request, run, tiny_engine
 
 WHOLE = PrefixCacheOptions("tail-replay", 1.0)
 DENSE = PrefixCacheOptions("dense")
@@ -201,3 +203,22 @@ def test_a_prefix_goes_in_whole_chunks_though_it_leaves_node_by_node() -> None:
     chunks = [offload.chunk for offload in engine.cache.take_offloads()]
     rows = sorted({id(chunk): chunk.rows for chunk in chunks}.values())
     assert rows == [64]
+
+
+@pytest.mark.parametrize("recovery", ["tail-replay", "anchored", "dense"])
+def test_a_model_whose_only_group_reads_token_ids_moves_no_inputs(recovery: RecoveryName) -> None:
+    rng = np.random.default_rng(8)
+    model = replace(TINY, layers=tuple(LayerConfig(kind) for kind in ("linear", "full")))
+    engine = tiny_engine(model, **FLAGS)
+    trunk = random_prompt(rng, 100)
+    prompt = trunk[:70] + random_prompt(rng, 5)
+    texts = []
+    run(engine, [request("trunk", trunk)])
+    for asked in (recovery, "off"):
+        offload(engine)
+        options = PrefixCacheOptions(asked, 1.0)
+        result = run(engine, [request("hit", prompt, prefix_cache=options)])["hit"]
+        texts.append(result.token_ids)
+        assert result.usage.matched_tokens == (0 if asked == "off" else 70)
+    assert texts[0] == texts[1]
+    assert_idle(engine)
