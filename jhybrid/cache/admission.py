@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from jhybrid.cache.offload import Load, StateLoad
-from jhybrid.cache.radix_node import Checkpoint, Lock, PageIds, Refusal
+from jhybrid.cache.radix_node import Checkpoint, Lock, PageIds, Refusal, Tokens
 
 
 @dataclass(eq=False)
@@ -24,12 +24,17 @@ class Admission:
     reason: str | None  # why restored < matched, or why nothing was matched
     lock: Lock
     loads: list[Load]  # pages that come from host memory
+    input_loads: list[Load]  # group inputs alone, of pages that are on the device
     state_load: StateLoad | None  # `source`, if it comes from there
     shared: int  # full pages of [0, shared) are the tree's
-    known: int  # tokens at admission: the end of the prompt
+    tokens: Tokens  # known at admission: all of the prompt
     exact: bool  # no approximation in what it was given, nor in what it has computed
     strict: bool  # takes and gives only what is exact
     state_depth: int | None = None  # tokens the state in `slot` has consumed; None: not written
+
+    @property
+    def known(self) -> int:
+        return len(self.tokens)
 
     def set_state_depth(self, depth: int) -> None:
         """Says that the state of `depth` tokens is written (dispatched) to `slot`."""

@@ -91,12 +91,12 @@ class CacheManager:
         host = HostMatch(match.length)
         if self.pools.host is not None and reuse:
             host = self.pools.host.match(tokens[: max(limit, 0)], match.length, strict=strict)
-        sizes = len(tokens), tokens_total
-        lease = take_lease(self.pools, match, host, *sizes, reason, strict)
+        wanted = tokens, tokens_total
+        lease = take_lease(self.pools, match, host, *wanted, reason, strict)
         alone = not self._leases and not self.pools.tiers.demoting
         if lease is None and match.length and alone:
             match = self.pools.tree.match(tokens, 0)
-            lease = take_lease(self.pools, match, HostMatch(0), *sizes, "no_room", strict)
+            lease = take_lease(self.pools, match, HostMatch(0), *wanted, "no_room", strict)
         if lease is not None:
             self._leases.add(lease)
         return lease
@@ -130,7 +130,7 @@ class CacheManager:
     def inputs_kept(self, lease: Admission, start: int, end: int) -> bool:
         """Whether the group inputs of the matched tokens [start, end) can be replayed.
 
-        Those that are in host memory only get pages to come back to.
+        Those that are in host memory get pages to come back to, be their KV there or here.
         """
         return inputs_kept(self.pools, lease, start, end)
 

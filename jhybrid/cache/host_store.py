@@ -108,6 +108,34 @@ class HostStore:
             self._order.move_to_end(chunk)
         return HostMatch(length, tuple(found), state)
 
+    def inputs_of(
+        self, tokens: Tokens, pages: NDArray[np.int64], *, strict: bool
+    ) -> list[tuple[Chunk, range]] | None:
+        """Rows with the group inputs of these pages of `tokens` (of the last, as far as `tokens`
+        go), in order; None unless there are some for each."""
+        size, first, found = self.page_size, int(pages[0]), list[tuple[Chunk, range]]()
+        prefix, wanted = _hash(tokens[: first * size]), set(pages.tolist())
+        for index in range(first, int(pages[-1]) + 1):
+            part = tokens[index * size : (index + 1) * size]
+            if index in wanted:
+                held = (
+                    (chunk, row)
+                    for chunk, row in self._pages.get(prefix.digest(), ())
+                    if chunk.with_inputs[row] and (chunk.exact or not strict)
+                    if common_length(chunk.tokens[row * size :], part) == len(part)
+                )
+                chunk, row = next(held, (None, 0))
+                if chunk is None:
+                    return None
+                if found and found[-1][0] is chunk and found[-1][1].stop == row:
+                    found[-1] = chunk, range(found[-1][1].start, row + 1)
+                else:
+                    found.append((chunk, range(row, row + 1)))
+            prefix.update(_bytes(part))
+        for chunk, _ in found:
+            self._order.move_to_end(chunk)
+        return found
+
     def missing(self, tokens: Tokens, first: int, exact: bool) -> list[range]:
         """Runs of pages of `tokens`, from page `first` on, that are not held."""
         size, absent = self.page_size, []

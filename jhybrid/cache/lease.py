@@ -9,20 +9,20 @@ from jhybrid.cache.cache_pools import CachePools
 from jhybrid.cache.host_store import Chunk, HostMatch
 from jhybrid.cache.lease_inputs import give_inputs
 from jhybrid.cache.offload import StateLoad, loads
-from jhybrid.cache.radix_node import Checkpoint, Match, PageIds
+from jhybrid.cache.radix_node import Checkpoint, Match, PageIds, Tokens
 
 
 def take_lease(
     pools: CachePools,
     match: Match,
     host: HostMatch,
-    known: int,
+    tokens: Tokens,
     tokens_total: int,
     reason: str | None,
     strict: bool,
 ) -> Admission | None:
-    """Locks what was matched, and takes a slot and pages for [0, tokens_total) of a request of
-    which `known` tokens are known. None when there is no room now, with nothing held."""
+    """Locks what was matched, and takes a slot and pages for [0, tokens_total) of a request that
+    begins with `tokens`. None when there is no room now, with nothing held."""
     lock = pools.tree.lock(match)  # first: making room must not take what was matched
     shared = match.length // pools.page_size
     needed = pools.pages_for(max(host.length, tokens_total)) - shared
@@ -55,9 +55,10 @@ def take_lease(
         reason=reason or ("no_checkpoint" if match.restored < host.length else None),
         lock=lock,
         loads=coming,
+        input_loads=[],
         state_load=None,
         shared=match.length,
-        known=known,
+        tokens=tokens,
         exact=match.exact and host.exact,
         strict=strict,
     )

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from jhybrid.cache.admission import Admission
 from jhybrid.cache.cache_pools import CachePools
 from jhybrid.cache.input_pages import NONE
+from jhybrid.cache.offload import loads
 from jhybrid.cache.radix_node import PageIds
 
 
@@ -54,4 +56,29 @@ def inputs_kept(pools: CachePools, lease: Admission, start: int, end: int) -> bo
         if coming.any():
             pools.inputs.grant(load.pages[coming], held)
             load.input_pages[coming] = pools.inputs.of(load.pages[coming])
-    return pools.inputs.kept(lease.page_table[first:last])
+    index = np.arange(first, last)
+    absent = index[pools.inputs.of(lease.page_table[index]) == NONE]
+    return not len(absent) or _come_back(pools, lease, absent, end)
+
+
+def _come_back(pools: CachePools, lease: Admission, absent: NDArray[np.int64], end: int) -> bool:
+    """Pages of the tree whose inputs stayed in host memory when a shorter tail of them was
+    replayed, or none: they get companions and loads of their own if all of them can."""
+    assert pools.inputs is not None
+    if pools.host is None:
+        return False
+    runs = pools.host.inputs_of(lease.tokens[:end], absent, strict=lease.strict)
+    if runs is None:
+        return False
+    pages = lease.page_table[absent]
+    pools.inputs.grant(pages, pools.pages.held_by("running"))
+    companions = pools.inputs.of(pages)
+    if (companions == NONE).any():
+        pools.inputs.drop(pages)
+        return False
+    found = loads(runs, np.full_like(pages, NONE))
+    for load, at in zip(found, np.cumsum([0, *(len(rows) for _, rows in runs)]), strict=False):
+        load.input_pages[:] = companions[at : at + len(load.rows)]
+    lease.input_loads += found
+    lease.exact = lease.exact and all(chunk.exact for chunk, _ in runs)
+    return True

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from numbers import Real
+
 from ..config import require
 from .config import EngineConfig
 from .request import Request
@@ -34,5 +36,6 @@ def check_request(
     known = recovery is None or recovery in possible
     require(known, "prefix_cache.recovery", recovery, f"one of {', '.join(possible)}")
     ratio = request.prefix_cache.replay_ratio
-    known = ratio is None or 0 <= ratio <= 1
+    number = isinstance(ratio, Real) and not isinstance(ratio, bool)
+    known = ratio is None or (number and 0 <= ratio <= 1)
     require(known, "prefix_cache.replay_ratio", ratio, "a number from 0 to 1")

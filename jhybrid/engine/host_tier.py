@@ -87,7 +87,7 @@ class HostTier:
 
     def __init__(self, cache: CacheManager, runner: ModelRunner, budget: int) -> None:
         self._cache, self._runner, self._budget = cache, runner, budget
-        self._expected: list[_Arriving] = []  # of this step: nothing of them is put
+        self._expected: list[_Arriving] = []  # of this step: their pages are not on the device yet
         self._arriving: list[_Arriving] = []
         self._late: list[_Arriving] = []  # of which a state is to be put at the end of the step
         self._in_flight = 0  # bytes
@@ -114,11 +114,13 @@ class HostTier:
         the pages, in numpy, that all else goes to."""
         for sequence in sequences:
             lease = sequence.lease
-            if lease is None or not lease.loads:
+            if lease is None or not (lease.loads or lease.input_loads):
                 continue
             item = _Arriving(sequence, lease, state=lease.state_load)
             if "inputs" in self._runner.host_rows:
-                item.first += self._deliveries(item, "inputs", input_parts(lease.loads))
+                item.first += self._deliveries(
+                    item, "inputs", input_parts([*lease.loads, *lease.input_loads])
+                )
             if item.state is not None:
                 part = np.array([item.state.slot], np.int32), _state_rows(item.state)
                 found = self._deliveries(item, "states", [part])
@@ -131,7 +133,7 @@ class HostTier:
             for kind in self._runner.kv_kinds:  # whole chunks
                 parts = [(to, chunk.payload[kind]) for chunk, to in targets.items()]
                 item.kv.extend(self._deliveries(item, kind, parts))
-            item.lease.loads = []
+            item.lease.loads, item.lease.input_loads = [], []
         self._arriving += self._expected
         return [item.pages for item in self._expected]
 

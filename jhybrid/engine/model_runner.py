@@ -102,8 +102,8 @@ class ModelRunner:
 
     @host_span("send arguments")
     def stage(self, inputs: Any) -> Any:
-        """A pytree of numpy arrays on its way to the device. A transfer waits for every program and
-        transfer that was sent before it; what is sent after it holds it up no more."""
+        """A pytree of numpy arrays on its way to the device. A transfer waits for the programs
+        dispatched before it, and may wait for large transfers sent before it."""
         return jax.device_put(inputs, self._replicated)
 
     def prefill(

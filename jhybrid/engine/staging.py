@@ -1,9 +1,9 @@
 """What the programs of a planned step take from the host, made before they are dispatched.
 
-A program's small array that is handed over at its call waits for the programs and the transfers
-sent before, and the device idles until it is there. What replays take is staged ahead of KV, and
-what a question takes ahead of that of the upper layers. Decodes, copies of pages and restores bring
-their own: little is sent before them, and the host would be longer in staging it.
+A program's small array that is handed over at its call waits for the programs dispatched before,
+and maybe for transfers, and the device idles until it is there. What replays take is staged ahead
+of KV, and what a question takes ahead of that of the upper layers. Decodes, copies of pages and
+restores bring their own: little is sent before them, and the host would be longer in staging it.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ def lower_full(count: int) -> int:
 
 def lower_layers(config: ModelConfig) -> int:
     """How many layers the lower part has: all that come before the first full-attention layer of
-    the upper one, or all up to the only one there is."""
+    the upper one, or all up to the only one there is, or all where there is none."""
     full = config.full_layers
     if len(full) < 2:
         return full[0] + 1 if full else len(config.layers)

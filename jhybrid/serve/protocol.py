@@ -272,6 +272,8 @@ def _refusal(error: ValidationError) -> ApiError:
         known = ", ".join(PrefixCacheField.model_fields)  # the only model that forbids any
         message = f"{param}: is not known, expected one of {known}, got {shown(value)}"
         return invalid(message, param, "unknown_parameter")
+    if kind == "model_type":  # pydantic names its own class
+        return invalid(f"{param}: should be an object, got {shown(value)}", param, "invalid_type")
     fits = kind in _IMPOSSIBLE or (kind == "literal_error" and isinstance(value, str))
     code = "invalid_value" if fits else "invalid_type"
     return invalid(f"{param}: {first['msg']}, got {shown(value)}", param, code)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -142,3 +144,22 @@ def test_only_pieces_with_group_inputs_take_their_bytes() -> None:
     host.add(np.arange(100 * PAGE, dtype=np.int32), range(100), with_inputs, True)
     assert host.used == CHUNK_ROWS[-1] * PAGE_BYTES + (16 + 8) * INPUT_BYTES
     assert input_pieces(~np.ones(100, bool)) == []
+
+
+def test_group_inputs_are_found_page_by_page_in_whatever_chunk_has_them() -> None:
+    host, tokens = store(), np.arange(6 * PAGE, dtype=np.int32)
+    none, some = np.zeros(6, bool), np.array([0, 1, 1, 0, 0, 0], bool)
+    host.add(tokens, range(6), none, True)
+    first = host.add(tokens, range(6), some, True)
+    rest = host.add(tokens, range(3, 6), np.ones(3, bool), False)
+
+    def of(pages: list[int], length: int, *, strict: bool = False) -> Any:
+        return host.inputs_of(tokens[:length], np.array(pages), strict=strict)
+
+    assert of([1, 2, 3, 5], 6 * PAGE) == [
+        *((first, range(1, 3)), (rest, range(0, 1)), (rest, range(2, 3)))
+    ]
+    assert of([2, 3], 3 * PAGE + 1) == [(first, range(2, 3)), (rest, range(0, 1))]  # in a page
+    assert of([2, 3], 4 * PAGE, strict=True) is None and of([1], 2 * PAGE, strict=True) is not None
+    assert of([0, 1], 2 * PAGE) is None
+    assert host.inputs_of(tokens + 1, np.array([1]), strict=False) is None

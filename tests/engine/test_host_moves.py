@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -16,7 +18,7 @@ from jhybrid.engine.host_tier import STEP_PARTS
 from jhybrid.engine.request import PrefixCacheOptions
 from jhybrid.models.pages import KV, PageKind
 
-from .tiny import assert_greedy, assert_idle, request, run, tiny_engine
+from .tiny import assert_greedy, assert_idle, oracle_logits, request, run, tiny_engine
 
 SMALL_CHUNKS = {"recovery": "tail-replay", "host_memory": 400 * 2**10}  # of 8 pages
 HIT = PrefixCacheOptions("tail-replay", 1.0)
@@ -107,6 +109,25 @@ def test_a_hit_alone_is_one_step_and_what_it_waits_for_comes_first(
     ]
     assert sent.count("send-lower-kv") == sent.count("send-upper-kv") > STEP_PARTS["lower-kv"]
     assert [len(update.token_ids) for update in engine.step()] == [1]
+    assert_idle(engine)
+
+
+def test_the_question_reads_kv_of_all_layers_when_it_has_arrived() -> None:
+    """All in one step; what pages held before is wrong, and little of it shows in greedy text."""
+    engine = tiny_engine(recovery="tail-replay", host_memory=2**22, max_prefill_tokens=512)
+    trunk = trunk_on_host(engine, 5)
+    caches = engine.runner.caches
+    pools = caches.keys, caches.values
+    keys, values = jax.tree.map(lambda pool: jnp.full_like(pool, 3.7), pools)
+    engine.runner.caches = replace(caches, keys=keys, values=values)
+    prompt = [*trunk, 1, 2, 3]
+    engine.add(request("hit", prompt, max_tokens=1, logprobs=1, prefix_cache=HIT))
+    engine.step()
+    [update] = engine.step()
+    rows = oracle_logits(prompt)[-1].astype(np.float64)
+    expected = rows.max() - np.log(np.exp(rows - rows.max()).sum()) - rows.max()
+    [found] = update.logprobs
+    assert found.logprob == pytest.approx(expected, abs=1e-4)
     assert_idle(engine)
 
 

@@ -207,7 +207,7 @@ def test_replays_hold_no_second_copy_of_a_pool() -> None:
         assert temporary < smallest / 4, (call, size, temporary)
 
 
-@pytest.mark.parametrize("ratio", [-0.1, 1.5, float("nan")])
+@pytest.mark.parametrize("ratio", [-0.1, 1.5, float("nan"), "x", True])
 def test_bad_ratios_are_refused(engine: Engine, ratio: float) -> None:
     options = PrefixCacheOptions("tail-replay", ratio)
     with pytest.raises(ValueError, match="^prefix_cache.replay_ratio"):

@@ -1,4 +1,4 @@
-"""What a step's programs take from the host is handed over before all of them."""
+"""What a step's programs take from the host is handed over before what they would wait for."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def assert_staged_first(sent: list[Sent]) -> set[str]:
     if "replay" in names:
         assert stages[0] < names.index("replay") < stages[1]
         assert not any(name.endswith("-kv") for name in names[: stages[0]])
-    own = {"copy_pages": 1, "put-inputs": 1, "load_states-zero": 2}
+    own = {"copy_pages": 1, "put-inputs": 1, "put-states": 1, "load_states-zero": 2}
     programs = set[str]()
     for at, item in enumerate(sent):
         if item.name != "stage" and not item.name.startswith("send-"):

@@ -161,6 +161,7 @@ def test_code_and_message_say_what_is_wrong(server, field, value, code):
     assert error["code"] == code and error["param"].startswith(field)
     given = value.split(": ")[-1].rstrip("}") if field == "prefix_cache" else value
     assert error["param"] in error["message"] and given in error["message"]
+    assert "Field" not in error["message"]  # no class of ours
 
 
 def test_misspelt_fields_of_the_prefix_cache_are_told_the_right_ones(server):
