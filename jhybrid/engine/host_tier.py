@@ -133,8 +133,9 @@ class HostTier:
             for kind in self._runner.kv_kinds:  # whole chunks
                 parts = [(to, chunk.payload[kind]) for chunk, to in targets.items()]
                 item.kv.extend(self._deliveries(item, kind, parts))
+            if item.lease.loads:  # with inputs alone nothing is left to arrive
+                self._arriving.append(item)
             item.lease.loads, item.lease.input_loads = [], []
-        self._arriving += self._expected
         return [item.pages for item in self._expected]
 
     def hold(self, pages: list[Pages]) -> None:

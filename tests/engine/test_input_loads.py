@@ -71,6 +71,7 @@ def test_beside_decodes_too(engine: Engine) -> None:
             answers.setdefault(update.request_id, []).extend(update.token_ids)
             if update.prefix_cache is not None:
                 reused[update.request_id] = update.prefix_cache.cached_tokens
+        assert engine.host.arriving == 0  # nothing but what has been put
     assert {name: reused[name] for name in prompts} == {"p60": 60, "p171": 171}
     for name, prompt in prompts.items():
         assert_greedy(prompt, answers[name])
