@@ -78,7 +78,7 @@ def variants(case: KernelCase, interpret: bool) -> list[Variant]:
         ]
     per_channel = case.shape.per_channel
     if case.tokens <= MOST_TOKENS:
-        forms = [(t, _short_step(case, t, interpret)) for t in _short_tunings(per_channel)]
+        forms = [(t, _prefill_step(case, t, interpret)) for t in _short_tunings(per_channel)]
         return [
             Variant(
                 "short", t, ShortTuning(), _loop(case, step, expected), _check(case, step, answer)
@@ -131,21 +131,12 @@ def _sets_of(gates: Gates) -> Gates:
     return gates._replace(A_log=gates.A_log[None], dt_bias=gates.dt_bias[None])
 
 
-def _prefill_step(case: KernelCase, tuning: PrefillTuning, interpret: bool) -> Step:
+def _prefill_step(case: KernelCase, tuning: PrefillTuning | ShortTuning, interpret: bool) -> Step:
+    prefill: Any = short_prefill if isinstance(tuning, ShortTuning) else ragged_prefill
+
     def step(pool: Any, data: Data) -> Any:
         segments = case.segments(data.slots)
-        return ragged_prefill(
-            data.qkv, _sets_of(data.gates), pool, jnp.zeros_like(segments.load), None,
-            segments, SOFTPLUS, tuning=tuning, interpret=interpret,
-        )  # fmt: skip
-
-    return step
-
-
-def _short_step(case: KernelCase, tuning: ShortTuning, interpret: bool) -> Step:
-    def step(pool: Any, data: Data) -> Any:
-        segments = case.segments(data.slots)
-        return short_prefill(
+        return prefill(
             data.qkv, _sets_of(data.gates), pool, jnp.zeros_like(segments.load), None,
             segments, SOFTPLUS, tuning=tuning, interpret=interpret,
         )  # fmt: skip

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from jhybrid.cache.admission import Admission
 from jhybrid.cache.cache_pools import CachePools
 from jhybrid.cache.input_pages import NONE
-from jhybrid.cache.offload import loads
+from jhybrid.cache.offload import Load, loads
 from jhybrid.cache.radix_node import PageIds
 
 
@@ -76,9 +76,7 @@ def _come_back(pools: CachePools, lease: Admission, absent: NDArray[np.int64], e
     if (companions == NONE).any():
         pools.inputs.drop(pages)
         return False
-    found = loads(runs, np.full_like(pages, NONE))
-    for load, at in zip(found, np.cumsum([0, *(len(rows) for _, rows in runs)]), strict=False):
-        load.input_pages[:] = companions[at : at + len(load.rows)]
-    lease.input_loads += found
+    for load in loads(runs, companions):  # as of KV: into these pages, and nowhere else
+        lease.input_loads.append(Load(load.chunk, load.rows, load.input_pages, load.pages))
     lease.exact = lease.exact and all(chunk.exact for chunk, _ in runs)
     return True

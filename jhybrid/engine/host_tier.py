@@ -121,18 +121,19 @@ class HostTier:
                 item.first += self._deliveries(
                     item, "inputs", input_parts([*lease.loads, *lease.input_loads])
                 )
-            if item.state is not None:
-                part = np.array([item.state.slot], np.int32), _state_rows(item.state)
-                found = self._deliveries(item, "states", [part])
-                (item.first if item.state.read else item.late).extend(found)
+            if item.state is not None and item.state.read:
+                item.first += self._deliveries(item, "states", [_state_part(item.state)])
             self._expected.append(item)
             self._send_first()
         for item in self._expected:
             self._put_all(item, item.first)
+            item.pages.clear()
             targets = chunk_pages(item.lease.loads, [load.pages for load in item.lease.loads])
             for kind in self._runner.kv_kinds:  # whole chunks
                 parts = [(to, chunk.payload[kind]) for chunk, to in targets.items()]
                 item.kv.extend(self._deliveries(item, kind, parts))
+            if item.state is not None:
+                item.late += self._deliveries(item, "states", [_state_part(item.state)])
             if item.lease.loads:  # with inputs alone nothing is left to arrive
                 self._arriving.append(item)
             item.lease.loads, item.lease.input_loads = [], []
@@ -285,5 +286,5 @@ def _bytes(rows: Any) -> int:
     return sum(leaf.nbytes for leaf in jax.tree.leaves(rows))
 
 
-def _state_rows(load: StateLoad) -> Any:
-    return load.chunk.states[load.depth]
+def _state_part(load: StateLoad) -> Part:
+    return np.array([load.slot], np.int32), load.chunk.states[load.depth]
