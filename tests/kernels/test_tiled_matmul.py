@@ -1,0 +1,83 @@
+"""Many rows against one or two matrices: the kernel, interpreted, against float64."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from pallas_kernels.tiled_matmul import tiled_matmul
+from tests.assertions import assert_close
+from tests.kernels.lowering import lower_for_cuda
+
+BOUND = 1e-2  # two roundings to bfloat16
+
+
+def silu_product(a: jax.Array, b: jax.Array) -> jax.Array:
+    return jax.nn.silu(a) * b
+
+
+def inputs(rows: int, groups: int, width: int = 128, inner: int = 320) -> tuple[Any, Any, Any]:
+    rng = np.random.default_rng(rows)
+    x = jnp.asarray(rng.normal(size=(rows, inner)), jnp.bfloat16)
+    weights = jnp.asarray(rng.normal(size=(groups, width, inner)) * inner**-0.5, jnp.bfloat16)
+    return x, weights, jnp.asarray(rng.normal(size=(rows, width)), jnp.bfloat16)
+
+
+def expected(x: Any, weights: Any, residual: Any = None) -> np.ndarray:
+    parts = [np.asarray(x, np.float64) @ np.asarray(w, np.float64).T for w in weights]
+    y = parts[0] if len(parts) == 1 else parts[0] / (1 + np.exp(-parts[0])) * parts[1]
+    return y if residual is None else y + np.asarray(residual, np.float64)
+
+
+@pytest.mark.parametrize("implementation", ["pallas", "xla"])
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("added", [False, True])
+@pytest.mark.parametrize("rows", [128, 384])
+def test_against_float64(implementation: Any, groups: int, added: bool, rows: int) -> None:
+    x, weights, residual = inputs(rows, groups)
+    residual = residual if added else None
+    combine = silu_product if groups == 2 else None
+    out = tiled_matmul(x, weights, combine, residual, implementation=implementation, interpret=True)
+    assert out.shape == (rows, 128) and out.dtype == jnp.bfloat16
+    assert_close("out", out.astype(jnp.float32), expected(x, weights, residual), BOUND)
+
+
+@pytest.mark.parametrize("implementation", ["pallas", "xla"])
+@pytest.mark.parametrize("count", [0, 1, 128, 129, 384])
+def test_rows_past_the_count_touch_nothing(implementation: Any, count: int) -> None:
+    x, weights, _ = inputs(384, 2)
+    poisoned = x.at[count:].set(jnp.nan)
+    run = jax.jit(
+        lambda x, count: tiled_matmul(
+            x, weights, silu_product, None, count, implementation=implementation, interpret=True
+        )
+    )
+    out = run(poisoned, jnp.int32(count))
+    right = expected(x, weights)[:count]
+    if count:
+        assert_close("wanted", out[:count].astype(jnp.float32), right, BOUND)
+    unwanted = np.asarray(out[-(-count // 128) * 128 :], np.float32)
+    np.testing.assert_array_equal(unwanted, 0)
+
+
+def test_lowers_for_cuda() -> None:
+    avals = [jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in [(512, 2560), (2, 256, 2560)]]
+    count = jax.ShapeDtypeStruct((), jnp.int32)
+    text = lower_for_cuda(
+        lambda x, w, n: tiled_matmul(x, w, silu_product, None, n, implementation="pallas"),
+        *avals,
+        count,
+    )
+    assert "mosaic_gpu" in text
+
+
+def test_what_the_kernel_does_not_take() -> None:
+    x, weights, _ = inputs(128, 1, width=96)
+    with pytest.raises(NotImplementedError, match="96"):
+        tiled_matmul(x, weights, implementation="pallas", interpret=True)
+    with pytest.raises(ValueError, match="2 weight matrices"):
+        tiled_matmul(x, jnp.concatenate([weights, weights]))
