@@ -67,6 +67,8 @@ def tiled_matmul(
         thread_name="group",
         compiler_params=plgpu.CompilerParams(
             approx_math=True,
+            # A wait for products or copies is a wait of the whole group; more barriers cost 2 %.
+            unsafe_no_auto_barriers=True,
             reduction_scratch_bytes=512,
             lowering_semantics=plgpu.LoweringSemantics.Warpgroup,
         ),
