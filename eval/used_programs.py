@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from jhybrid.engine.buckets import bucket
 from jhybrid.engine.model_runner import ModelRunner
@@ -25,7 +25,7 @@ def used_programs(runner: ModelRunner, prompts: int, length: int) -> set[Program
     """Of `prompts` sequences, prefilled as the scheduler packs them and decoded as they are."""
     b, found, running = runner.buckets, set[Program](), 0
     for tokens, pieces, fresh, done in _prefill_steps(
-        prompts, length, b.prefill_tokens[-1], b.prefill_sequences[-1]
+        prompts, length, b.prefill_step, b.prefill_tokens[-1], b.prefill_sequences[-1]
     ):
         size, sequences = bucket(b.prefill_tokens, tokens), bucket(b.prefill_sequences, pieces)
         whole = pieces == 1 and fresh and runner.prefers_whole_prompt(size)
@@ -38,15 +38,17 @@ def used_programs(runner: ModelRunner, prompts: int, length: int) -> set[Program
 
 
 def _prefill_steps(
-    prompts: int, length: int, most: int, most_pieces: int
+    prompts: int, length: int, step: Callable[[int], int], most: int, most_pieces: int
 ) -> Iterator[tuple[int, int, bool, int]]:
     """Tokens and prompts of each step, whether it begins a prompt, and how many it ends."""
     left = [length] * prompts
     while left:
-        fresh, before, budget, pieces = left[0] == length, len(left), most, 0
-        while left and budget and pieces < most_pieces:
+        fresh, before = left[0] == length, len(left)
+        tokens = budget = step(min(most, sum(left[:most_pieces])))
+        pieces = 0
+        while left and budget:
             size = min(budget, left[0])
             budget, pieces, left[0] = budget - size, pieces + 1, left[0] - size
             if not left[0]:
                 left.pop(0)
-        yield most - budget, pieces, fresh, before - len(left)
+        yield tokens, pieces, fresh, before - len(left)

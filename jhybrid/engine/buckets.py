@@ -9,6 +9,7 @@ LONG_STEP = 8192  # tokens of a prefill; beyond, padding costs more than another
 MAX_REPLAYS = 4  # sequences of which one call replays group inputs
 SHORT = 32  # rows whose products run as fast as those of a decode step (see skinny_matmul)
 REPLAY_CALL = 128  # tokens whose replay takes as long as one more call does beside its tokens
+PREFILL_CALL = 256  # the same of a prefill: a step reads all weights, and is sent and answered
 LONGEST_REPLAY = 1792  # tokens of one call: those of Qwen3.6-27B hold 2.9 GB until it is done
 
 
@@ -29,16 +30,27 @@ class Buckets:
     def replay_calls(self, tokens: int) -> tuple[int, ...]:
         """Buckets that hold so many tokens together. A replay is bound by arithmetic from some 200
         tokens on, so that padding costs what tokens cost, and a call costs its weights' bytes."""
-        longest = self.replay_tokens[-1]
-        if tokens > longest:
-            whole, rest = divmod(tokens, longest)
-            return (longest,) * whole + (self.replay_calls(rest) if rest else ())
-        one = bucket(self.replay_tokens, tokens)
-        if one in (tokens, self.replay_tokens[0]):
-            return (one,)
-        largest = max(size for size in self.replay_tokens if size < tokens)
-        apart = (largest, *self.replay_calls(tokens - largest))
-        return min((one,), apart, key=lambda calls: sum(calls) + REPLAY_CALL * len(calls))
+        return _calls(self.replay_tokens, tokens, REPLAY_CALL)
+
+    def prefill_step(self, tokens: int) -> int:
+        """How many of so many waiting tokens the next step takes: all, or those that fill a bucket
+        when the rest costs less in steps of its own than as padding."""
+        return min(tokens, _calls(self.prefill_tokens, tokens, PREFILL_CALL)[0]) if tokens else 0
+
+
+def _calls(sizes: tuple[int, ...], tokens: int, call: int) -> tuple[int, ...]:
+    """The buckets, longest first, that hold so many tokens and cost least; each costs its size and
+    `call` tokens more."""
+    longest = sizes[-1]
+    if tokens > longest:
+        whole, rest = divmod(tokens, longest)
+        return (longest,) * whole + (_calls(sizes, rest, call) if rest else ())
+    one = bucket(sizes, tokens)
+    if one in (tokens, sizes[0]):
+        return (one,)
+    largest = max(size for size in sizes if size < tokens)
+    apart = (largest, *_calls(sizes, tokens - largest, call))
+    return min((one,), apart, key=lambda calls: sum(calls) + call * len(calls))
 
 
 def make_buckets(
@@ -46,7 +58,7 @@ def make_buckets(
 ) -> Buckets:
     """Few enough that compiling them all is quick, close enough that padding stays cheap."""
     most = max_prefill_tokens
-    tokens = _powers(min(64, most), min(LONG_STEP, most), 6)
+    tokens = _powers(min(64, most), min(LONG_STEP, most), 4)
     while tokens[-1] < most:
         tokens += (min(2 * tokens[-1], most),)
     if most > 64:

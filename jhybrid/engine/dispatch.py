@@ -19,8 +19,8 @@ from ..cache.cache_manager import CacheManager
 from .host_spans import host_span
 from .host_tier import STEP_PARTS, HostTier
 from .model_runner import ModelRunner
+from .plan import Plan
 from .sampler import Sampled
-from .scheduler import Plan
 from .scores import Scored, scored_pieces
 from .sequence import Sequence
 from .staging import PromptInputs, make_prompt_inputs, packed_replays, page_copies, state_moves

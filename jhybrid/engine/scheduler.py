@@ -7,61 +7,14 @@ from then on the device will have done it before anything later, so the tree may
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
 
 from ..cache.admission import Admission
 from ..cache.cache_manager import CacheManager
 from .host_spans import host_span
-from .recovery import STRICT, Move, ReplayRules, choose
+from .plan import Piece, Plan, Replay
+from .recovery import STRICT, ReplayRules, choose
 from .sequence import Sequence
-
-
-@dataclass(frozen=True)
-class Piece:
-    """Tokens [start, end) of a sequence to prefill.
-
-    The state is read from `load_slot`, left in the sequence's own slot, and kept at the depths of
-    `checkpoints`, each (depth, slot). `draws`: the piece completes the known tokens. `replays`: it
-    only refreshes what a checkpoint omits, before the first token that is new.
-    """
-
-    sequence: Sequence
-    start: int
-    end: int
-    load_slot: int
-    checkpoints: tuple[tuple[int, int], ...]
-    draws: bool
-    replays: bool = False
-
-
-@dataclass(frozen=True)
-class Replay:
-    """Group inputs of tokens [start, end) that take the state in `load_slot` (-1: zeros) to the
-    sequence's own slot."""
-
-    sequence: Sequence
-    start: int
-    end: int
-    load_slot: int
-
-
-@dataclass
-class Plan:
-    """A step. `restores` and copies of pages are done before it runs, `late_restores` after;
-    `replays` come before `pieces`."""
-
-    pieces: list[Piece] = field(default_factory=list)
-    decode: list[Sequence] = field(default_factory=list)
-    admitted: list[Sequence] = field(default_factory=list)
-    page_copies: list[tuple[int, int]] = field(default_factory=list)
-    input_copies: list[tuple[int, int]] = field(default_factory=list)
-    replays: list[Replay] = field(default_factory=list)
-    restores: list[Move] = field(default_factory=list)
-    late_restores: list[Move] = field(default_factory=list)
-
-    def __bool__(self) -> bool:
-        return bool(self.pieces or self.decode or self.replays or self.admitted)
 
 
 class Scheduler:
@@ -72,16 +25,18 @@ class Scheduler:
         max_running: int,
         max_prefill_tokens: int,
         max_prefill_sequences: int,
+        prefill_step: Callable[[int], int],
         caching: bool,
         replay_window: int = 0,
         max_replays: int = 1,
         exact_inputs: bool = True,
     ) -> None:
-        """`replay_window`: tokens that a refresh runs at most. `max_replays`: sequences that replay
+        """`prefill_step`: how many of so many tokens that could be prefilled now should be.
+        `replay_window`: tokens that a refresh runs at most. `max_replays`: sequences that replay
         group inputs in one step. `exact_inputs`: those are kept as they were computed."""
         self.cache = cache
         self.max_prefill_tokens = max_prefill_tokens
-        self.max_prefill_sequences = max_prefill_sequences
+        self.max_prefill_sequences, self.prefill_step = max_prefill_sequences, prefill_step
         self.replay_window, self.max_replays = replay_window, max_replays
         self.caching, self.exact_inputs = caching, exact_inputs
         self.waiting: deque[Sequence] = deque()
@@ -104,12 +59,12 @@ class Scheduler:
                     plan.decode.append(sequence)
         # A victim is younger than whoever needed its pages, but may have been planned before.
         plan.decode = [s for s in plan.decode if s.lease is not None]
-        budget = self.max_prefill_tokens
+        budget, tokens, ready = self.max_prefill_tokens, 0, list[Sequence]()
         for sequence in self._to_prefill(plan):
             waits = not (sequence.kv_arrived or kv_arrives)
             if waits and not sequence.spans:
                 continue
-            if budget == 0 or len(plan.pieces) == self.max_prefill_sequences:
+            if budget == 0 or len(ready) == self.max_prefill_sequences:
                 break
             if sequence.spans:
                 if len(plan.replays) == self.max_replays:
@@ -119,12 +74,10 @@ class Scheduler:
                     continue
                 if budget == 0:
                     break
-            piece = self._piece(sequence, budget)
-            plan.pieces.append(piece)
-            if piece.replays and piece.end == sequence.replay_until:
-                assert sequence.restore is not None
-                plan.late_restores.append(sequence.restore)
-            budget -= piece.end - piece.start
+            ready.append(sequence)
+            size = min(budget, sequence.ready_until - sequence.dispatched)
+            budget, tokens = budget - size, tokens + size
+        self._add_pieces(plan, ready, self.prefill_step(tokens))
         return plan
 
     def _to_prefill(self, plan: Plan) -> Iterator[Sequence]:
@@ -183,14 +136,24 @@ class Scheduler:
             plan.late_restores.append(sequence.restore)
         return stop - start
 
+    def _add_pieces(self, plan: Plan, ready: list[Sequence], budget: int) -> None:
+        for sequence in ready:
+            if budget == 0:
+                return  # it stays admitted, and comes first in a later step
+            piece = self._piece(sequence, budget)
+            plan.pieces.append(piece)
+            if piece.replays and piece.end == sequence.replay_until:
+                assert sequence.restore is not None
+                plan.late_restores.append(sequence.restore)
+            budget -= piece.end - piece.start
+
     def _piece(self, sequence: Sequence, budget: int) -> Piece:
         lease = sequence.lease
         assert lease is not None
         start, load_slot = sequence.dispatched, sequence.load_slot
+        end = min(sequence.ready_until, start + budget)
         if sequence.replay_until is not None:
-            end = min(sequence.replay_until, start + budget)
             return Piece(sequence, start, end, load_slot, (), draws=False, replays=True)
-        end = min(len(sequence.tokens), start + budget)
         return Piece(
             sequence,
             start,

@@ -7,8 +7,8 @@ from collections.abc import Sequence as Items
 import numpy as np
 from jaxtyping import Int32
 
+from .plan import Piece
 from .request import TokenLogprob
-from .scheduler import Piece
 
 Scored = list[tuple[Piece, int]]  # pieces of a step, with the first row of each
 

@@ -91,6 +91,11 @@ class Sequence:
         return self.pending == 0 and self.dispatched < len(self.tokens)
 
     @property
+    def ready_until(self) -> int:
+        """How far the next pieces may go: what a checkpoint omits is refreshed for itself."""
+        return len(self.tokens) if self.replay_until is None else self.replay_until
+
+    @property
     def can_decode(self) -> bool:
         """Exactly the last token, drawn on the device, is to be run, and another is wanted."""
         total = len(self.tokens) + self.pending

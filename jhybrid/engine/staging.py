@@ -20,8 +20,8 @@ from ..packed import Packed, pack
 from .buckets import MOVES
 from .host_spans import host_span
 from .model_runner import ModelRunner, pairs
+from .plan import Plan
 from .recovery import Move
-from .scheduler import Plan
 from .scores import Scored, prompt_targets
 from .step_inputs import at_position, prefill_inputs, replay_inputs, seen_tokens
 

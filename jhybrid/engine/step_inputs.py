@@ -17,9 +17,9 @@ from .buckets import bucket
 from .empty_batches import empty_decode, empty_prefill, empty_replay
 from .ending import ending_tokens
 from .model_runner import ModelRunner
+from .plan import Piece, Replay
 from .request import MAX_LOGIT_BIAS
 from .sampler import MAX_BANNED, RowParams, SampleMode
-from .scheduler import Piece, Replay
 from .sequence import Sequence
 
 MOST = np.iinfo(np.int32).max  # rows are int32; a count beyond it means the same

@@ -1,10 +1,10 @@
-"""Static shapes: what a replay is cut into."""
+"""Static shapes: what a replay and the prefill of a prompt are cut into."""
 
 from __future__ import annotations
 
 import pytest
 
-from jhybrid.engine.buckets import make_buckets
+from jhybrid.engine.buckets import PREFILL_CALL, bucket, make_buckets
 
 BUCKETS = make_buckets(8192, 4, 512, 100)
 
@@ -42,3 +42,37 @@ def test_small_engines_have_small_buckets() -> None:
 
 def test_a_long_replay_in_small_pieces_is_only_many_of_them() -> None:
     assert make_buckets(16, 4, 512, 100).replay_calls(262_150) == (16,) * 16385
+
+
+@pytest.mark.parametrize(
+    ("waiting", "steps"),
+    [
+        (1, [1]),
+        (256, [256]),
+        (257, [256, 1]),
+        (700, [700]),  # 1,024 at once, or 256 twice and 188
+        (1100, [1024, 76]),
+        (3000, [1024, 1024, 952]),
+        (3900, [3900]),
+        (9000, [8192, 808]),
+        (31847, [31847]),
+        (40000, [32768, 7232]),
+    ],
+)
+def test_a_prefill_is_cut_where_padding_would_cost_more(waiting: int, steps: list[int]) -> None:
+    buckets, taken = make_buckets(32768, 4, 512, 100), []
+    while waiting:
+        taken.append(buckets.prefill_step(waiting))
+        waiting -= taken[-1]
+    assert taken == steps
+    assert buckets.prefill_step(0) == 0
+
+
+def test_no_prefill_takes_half_as_long_again_as_its_tokens() -> None:
+    buckets = make_buckets(8192, 4, 512, 100)
+    for tokens in range(1000, 8193, 13):
+        left, cost = tokens, 0
+        while left:
+            step = buckets.prefill_step(left)
+            left, cost = left - step, cost + bucket(buckets.prefill_tokens, step) + PREFILL_CALL
+        assert cost < 1.5 * (tokens + PREFILL_CALL), tokens

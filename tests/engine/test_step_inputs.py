@@ -40,8 +40,8 @@ def test_a_step_of_one_fresh_prompt_says_so(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_long_steps_have_closer_buckets() -> None:
     sizes = make_buckets(32768, 32, 512, 64).prefill_tokens
-    assert sizes == (32, 64, 384, 2304, 8192, 16384, 32768)
-    assert make_buckets(8192, 32, 512, 64).prefill_tokens == (32, 64, 384, 2304, 8192)
+    assert sizes == (32, 64, 256, 1024, 4096, 8192, 16384, 32768)
+    assert make_buckets(8192, 32, 512, 64).prefill_tokens == (32, 64, 256, 1024, 4096, 8192)
     assert make_buckets(40, 32, 512, 64).prefill_tokens == (40,)
     assert make_buckets(20000, 32, 512, 64).prefill_tokens[-2:] == (16384, 20000)
     assert bucket(sizes, 8193) == 16384

@@ -12,9 +12,11 @@ from tests.engine.tiny import request, run, tiny_engine
 SLOW = ("prefill", "decode", "draw")
 
 
-@pytest.mark.parametrize(("prompts", "length"), [(1, 150), (5, 30), (3, 64)])
-def test_what_is_predicted_runs_and_nothing_else(prompts: int, length: int) -> None:
-    engine = tiny_engine(max_running=8, max_prefill_tokens=64, own_programs=True, pages=400)
+@pytest.mark.parametrize(
+    ("prompts", "length", "most"), [(1, 150, 64), (5, 30, 64), (3, 64, 64), (3, 450, 1024)]
+)
+def test_what_is_predicted_runs_and_nothing_else(prompts: int, length: int, most: int) -> None:
+    engine = tiny_engine(max_running=8, max_prefill_tokens=most, own_programs=True, pages=400)
     predicted = used_programs(engine.runner, prompts, length)
     rng = np.random.default_rng(0)
     fresh = PrefixCacheOptions("off")
