@@ -77,6 +77,11 @@ class DenseBatch:
 Batch = PrefillBatch | DecodeBatch | DenseBatch
 
 
+def wanted_rows(batch: Batch | ReplayBatch) -> Int32[Array, ""] | None:
+    """How many of a prefill's rows are no padding; None for a batch in which all may count."""
+    return batch.cu_seqlens[-1] if isinstance(batch, PrefillBatch) else None
+
+
 @struct.dataclass
 class GroupInputs:
     """Pages of group inputs: G rows a token, one for each group whose input is kept.

@@ -22,14 +22,16 @@ from .paged_attention import (
 from .ragged import CONTINUE, NO_SLOT, Part, Segments
 from .ragged_pack import PackedStates, pack_states, row_positions, unpack_states
 from .rotary import rotate, rotate_and_write
-from .skinny_matmul import Product, skinny_matmul, skinny_matmuls
+from .skinny_matmul import Norm, Product, skinny_matmul, skinny_matmuls
 from .suffix_replay import suffix_replay
+from .tiled_matmul import tiled_matmul
 
 __all__ = [
     "CONTINUE",
     "NO_SLOT",
     "Activation",
     "Gates",
+    "Norm",
     "PackedStates",
     "Part",
     "Product",
@@ -49,6 +51,7 @@ __all__ = [
     "ragged_paged_attention",
     "recurrent_gated_delta_rule",
     "suffix_replay",
+    "tiled_matmul",
     "unpack",
     "skinny_matmul",
     "skinny_matmuls",

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 from jax import Array
-from jaxtyping import Float
+from jaxtyping import Float, Int32
 
 from ..config import Activation
 from ..params import weight
@@ -47,7 +47,9 @@ def mlp(
     x: Float[Array, "... D"] | Normed,
     kind: Activation,
     residual: Float[Array, "... D"] | None = None,
+    count: Int32[Array, ""] | None = None,
 ) -> Float[Array, "... D"]:
-    """The block's result, plus the residual."""
-    h = gated_project(x, params.gate_up, functools.partial(gated_activation, kind=kind))
-    return reduce_project(h, params.down, residual)
+    """The block's result, plus the residual; of a prefill's rows the first `count` are wanted."""
+    activation = functools.partial(gated_activation, kind=kind)
+    h = gated_project(x, params.gate_up, activation, count=count)
+    return reduce_project(h, params.down, residual, count=count)

@@ -20,7 +20,7 @@ from jaxtyping import Float, Int32
 
 from pallas_kernels.precision import working_dtype
 
-from ..batch import Batch, Caches, DenseBatch, PrefillBatch
+from ..batch import Batch, Caches, DenseBatch, PrefillBatch, wanted_rows
 from ..config import AttentionConfig, LatentAttentionConfig, ModelConfig
 from ..layers.attention_residuals import mix_residuals
 from ..layers.gated_attention import GatedAttentionParams, gated_attention
@@ -129,7 +129,7 @@ def decoder_layer(
 ) -> tuple[Float[Array, "*B D"], Caches | None]:
     """One layer; `index` counts the layers that share its kind of cache."""
     x, caches = _mixer(layer, x, x, caches, index, batch, config)
-    return feed_forward(layer, x, x, config), caches
+    return feed_forward(layer, x, x, config, wanted_rows(batch)), caches
 
 
 @functools.partial(jax.jit, static_argnames=("config", "first"))
@@ -149,7 +149,7 @@ def mixed_layer(
     stored, residual = ((*stored, x), None) if first else (stored, x)
     x, caches = _mixer(layer, mixed, residual, caches, index, batch, config)
     mixed = mix_residuals(layer.ffn_mix, stored, x, config.norm_eps)
-    return feed_forward(layer, mixed, x, config), stored, caches
+    return feed_forward(layer, mixed, x, config, wanted_rows(batch)), stored, caches
 
 
 def _mixer(
@@ -197,13 +197,14 @@ def feed_forward(
     x: Float[Array, "*B D"],
     residual: Float[Array, "*B D"],
     config: ModelConfig,
+    count: Int32[Array, ""] | None = None,
 ) -> Float[Array, "*B D"]:
     """The residual plus what the layer's feed-forward block adds to it."""
     post = layer.norm == "post"
     h = x if post else Normed(x, layer.ffn_norm, config.norm_eps)
     match layer.ffn:
         case MLPParams() as ffn:
-            h = mlp(ffn, h, config.activation, None if post else residual)
+            h = mlp(ffn, h, config.activation, None if post else residual, count)
         case MoEParams() as ffn:
             assert config.moe is not None
             h = h.value if isinstance(h, Normed) else h
