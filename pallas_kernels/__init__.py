@@ -22,7 +22,7 @@ from .paged_attention import (
 from .ragged import CONTINUE, NO_SLOT, Part, Segments
 from .ragged_pack import PackedStates, pack_states, row_positions, unpack_states
 from .rotary import rotate, rotate_and_write
-from .skinny_matmul import Norm, Product, skinny_matmul, skinny_matmuls
+from .skinny_matmul import Product, skinny_matmul, skinny_matmuls
 from .suffix_replay import suffix_replay
 from .tiled_matmul import tiled_matmul
 
@@ -31,7 +31,6 @@ __all__ = [
     "NO_SLOT",
     "Activation",
     "Gates",
-    "Norm",
     "PackedStates",
     "Part",
     "Product",

@@ -51,5 +51,5 @@ def mlp(
 ) -> Float[Array, "... D"]:
     """The block's result, plus the residual; of a prefill's rows the first `count` are wanted."""
     activation = functools.partial(gated_activation, kind=kind)
-    h = gated_project(x, params.gate_up, activation, count=count)
-    return reduce_project(h, params.down, residual, count=count)
+    h = gated_project(x, params.gate_up, activation, count)
+    return reduce_project(h, params.down, residual)

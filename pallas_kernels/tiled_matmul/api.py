@@ -8,7 +8,7 @@ from jaxtyping import Float, Int32
 from ..triton import Implementation, use_pallas
 from . import kernel, reference
 from .reference import Combine
-from .tuning import TiledTuning
+from .tuning import TiledTuning, on_hopper
 
 
 def tiled_matmul(
@@ -28,16 +28,17 @@ def tiled_matmul(
     those after them, or what they would have given. No row depends on another, whatever it holds.
 
     The kernel takes bfloat16 on a Hopper GPU, one matrix or two with `combine`; by name, another
-    case is an error.
+    case is an error. Unnamed, XLA's product is taken where tiles would leave blocks idle.
     """
     if combine is None and weights.shape[0] != 1:
         raise ValueError(f"{weights.shape[0]} weight matrices and nothing to combine them")
     if use_pallas(implementation):
         tuning = TiledTuning.default(x, weights, interpret)
-        if tuning is not None:
+        named = implementation == "pallas"
+        if tuning is not None and (named or (on_hopper() and tuning.fills(x, weights))):
             args = (x, weights, combine, residual, count)
             return kernel.tiled_matmul(*args, tuning=tuning, interpret=interpret)
-        if implementation == "pallas":
+        if named:
             raise NotImplementedError(
                 f"x {x.shape} {x.dtype}, weights {weights.shape} {weights.dtype}: the kernel takes "
                 "one or two matrices of bfloat16, an inner width in multiples of 64, and rows and "

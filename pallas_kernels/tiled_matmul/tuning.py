@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import jax
 import jax.numpy as jnp
 from jax import Array
 
@@ -44,6 +45,12 @@ class TiledTuning:
         long = inner % self.inner == 0 and inner >= steps * self.inner
         return halves and groups <= 2 and whole and long
 
+    def fills(self, x: Array, weights: Array) -> bool:
+        """Whether blocks have work for nine tenths of the time: they take a tile at a time."""
+        groups, width, _ = weights.shape
+        tiles = x.shape[0] // self.rows * (width * groups // self.columns)
+        return tiles >= 0.9 * self.blocks * -(-tiles // self.blocks)
+
     def pieces(self, groups: int) -> int:
         """Of a tile's results."""
         return self.columns // groups // self.piece
@@ -61,3 +68,8 @@ class TiledTuning:
     def slots(self, groups: int) -> int:
         """Pieces a group of consumers that wait in shared memory to be stored."""
         return min(self.pieces(groups), 16 * 1024 // (2 * self.share * self.piece))
+
+
+def on_hopper() -> bool:
+    """wgmma, and copies that two blocks share, are of compute capability 9.0 alone."""
+    return getattr(jax.devices()[0], "compute_capability", "") == "9.0"

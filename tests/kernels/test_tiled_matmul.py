@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from pallas_kernels.tiled_matmul import tiled_matmul
+from pallas_kernels.tiled_matmul.tuning import TiledTuning
 from tests.assertions import assert_close
 from tests.kernels.lowering import lower_for_cuda
 
@@ -81,3 +82,10 @@ def test_what_the_kernel_does_not_take() -> None:
         tiled_matmul(x, weights, implementation="pallas", interpret=True)
     with pytest.raises(ValueError, match="2 weight matrices"):
         tiled_matmul(x, jnp.concatenate([weights, weights]))
+
+
+@pytest.mark.parametrize(("rows", "width", "fills"), [(8192, 9216, True), (1024, 1280, False)])
+def test_few_tiles_are_left_to_the_library(rows: int, width: int, fills: bool) -> None:
+    x = jax.ShapeDtypeStruct((rows, 2560), jnp.bfloat16)
+    weights = jax.ShapeDtypeStruct((2, width, 2560), jnp.bfloat16)
+    assert TiledTuning().fits(x, weights) and TiledTuning().fills(x, weights) == fills
