@@ -23,8 +23,6 @@ from pallas_kernels.ragged import or_outside
 from ..batch import DecodeBatch
 from ..packed import Packed, pack, unpack
 
-Program = Callable[..., Any]
-
 
 @struct.dataclass
 class DecodeLines:
@@ -102,9 +100,9 @@ class LinesOnDevice:
     to have changed: pages are also exchanged for the tree's, and companions come and go.
     """
 
-    def __init__(self, empty: DecodeLines, set_lines: Program, add_pages: Program) -> None:
-        """`empty` lines in numpy; the two functions above, called with lines and what is packed."""
-        self._empty, self._set, self._add = empty, set_lines, add_pages
+    def __init__(self, empty: DecodeLines, call: Callable[[str, DecodeLines, Packed], Any]) -> None:
+        """`empty` lines in numpy; `call` runs one of the two functions above, by its name."""
+        self._empty, self._call = empty, call
         self._known: DecodeLines | None = None
         self._lines = empty
 
@@ -115,7 +113,7 @@ class LinesOnDevice:
             self._add_pages(self._known, wanted)
         else:
             self._known = replace(wanted, page_table=_widened(wanted, self._empty))
-            self._lines = self._set(self._lines, pack(self._known))
+            self._lines = self._call("set_lines", self._lines, pack(self._known))
         return self._lines
 
     def _add_pages(self, known: DecodeLines, wanted: DecodeLines) -> None:
@@ -129,7 +127,8 @@ class LinesOnDevice:
             part = slice(start, start + size)
             found = line[part], column[part], wanted.page_table[line[part], column[part]]
             at[:, : len(found[0])] = found
-            self._lines = self._add(self._lines, pack((at, wanted.input_pages)))
+            packed = pack((at, wanted.input_pages))
+            self._lines = self._call("add_pages", self._lines, packed)
         table[line, column] = wanted.page_table[line, column]
         self._known = replace(known, input_pages=wanted.input_pages)
 

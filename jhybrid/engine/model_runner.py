@@ -7,7 +7,6 @@ arrays or, from `stage`, arrays that are on their way already: the executables a
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -131,9 +130,7 @@ class ModelRunner:
         (size,) = shape = wanted.rows.shape
         if size not in self._lines:
             self._lines[size] = LinesOnDevice(
-                self.empty_lines(size),
-                functools.partial(self.programs.call, "set_lines", shape),
-                functools.partial(self.programs.call, "add_pages", shape),
+                self.empty_lines(size), lambda name, *args: self.programs.call(name, shape, *args)
             )
             spec = self.hidden_shape(size)
             self._hidden[size] = self.stage(np.zeros(spec.shape, spec.dtype))
