@@ -109,28 +109,29 @@ class LinesOnDevice:
     def bring(self, wanted: DecodeLines) -> DecodeLines:
         """Lines on the device that hold what is `wanted`, which is in numpy, and whose tables may
         be narrower: entries behind, which no position reaches, are any."""
-        if self._known is not None and _same_lines(self._known, wanted):
-            self._add_pages(self._known, wanted)
-        else:
+        if self._known is None or not self._add_pages(self._known, wanted):
             self._known = replace(wanted, page_table=_widened(wanted, self._empty))
             self._lines = self._call("set_lines", self._lines, pack(self._known))
         return self._lines
 
-    def _add_pages(self, known: DecodeLines, wanted: DecodeLines) -> None:
-        """Entries of tables that differ, as many a call as there are lines."""
+    def _add_pages(self, known: DecodeLines, wanted: DecodeLines) -> bool:
+        """Whether lines are the same but for some pages, which the device has then."""
+        if not _same_lines(known, wanted):
+            return False
         table: Any = known.page_table
         size, width = wanted.page_table.shape
         line, column = np.nonzero(table[:, :width] != wanted.page_table)
-        other = not _equal(known.input_pages, wanted.input_pages)
-        for start in range(0, len(line) or other, size):
+        if len(line) > size:  # another sequence has all that one had, or pages were exchanged
+            return False
+        if len(line) or not _equal(known.input_pages, wanted.input_pages):
+            page = wanted.page_table[line, column]
             at = np.full((3, size), -1, np.int32)
-            part = slice(start, start + size)
-            found = line[part], column[part], wanted.page_table[line[part], column[part]]
-            at[:, : len(found[0])] = found
+            at[:, : len(line)] = line, column, page
             packed = pack((at, wanted.input_pages))
             self._lines = self._call("add_pages", self._lines, packed)
-        table[line, column] = wanted.page_table[line, column]
-        self._known = replace(known, input_pages=wanted.input_pages)
+            table[line, column] = page
+            self._known = replace(known, input_pages=wanted.input_pages)
+        return True
 
 
 def _same_lines(known: DecodeLines, wanted: DecodeLines) -> bool:
