@@ -7,23 +7,25 @@ step includes the draw of its tokens.
 from __future__ import annotations
 
 import argparse
+import itertools
 import re
 import statistics
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jhybrid.config import require
 from jhybrid.engine.arguments import add_engine_arguments
 from jhybrid.engine.build import create_engine, engine_config
-from jhybrid.engine.empty_batches import empty_decode, empty_prefill, empty_replay
+from jhybrid.engine.empty_batches import empty_prefill, empty_replay
 from jhybrid.engine.model_runner import ModelRunner
 from jhybrid.engine.programs import PREFILL
 from jhybrid.engine.programs import Call as ProgramCall
@@ -34,6 +36,7 @@ from .flags import listed
 from .results import Result, ResultsFile
 
 REPEAT = 5
+STEPS = 32  # decode steps that sequences go on before they begin again behind their context
 GREEDY = SampleMode.GREEDY
 FORMS = "prefill:TOKENS[:CONTEXT], decode:BATCH[:CONTEXT] or replay:TOKENS"
 
@@ -105,7 +108,7 @@ def make_call(runner: ModelRunner, step: Step) -> Call:
     if step.kind == "replay":
         return _replay_call(runner, step.size)
     page_size, pages = runner.page_size, runner.caches.keys.shape[0]
-    sequences, new = (1, step.size) if step.kind == "prefill" else (step.size, 1)
+    sequences, new = (1, step.size) if step.kind == "prefill" else (step.size, STEPS)
     needed = -(-(step.context + new) // page_size)
     fits = sequences * needed <= pages and needed <= runner.buckets.pages
     require(fits, "steps", str(step), f"{pages} pages and a table of {runner.buckets.pages}")
@@ -154,20 +157,29 @@ def _prefill_call(runner: ModelRunner, step: Step, tables: np.ndarray) -> Call:
 
 
 def _decode_call(runner: ModelRunner, step: Step, tables: np.ndarray) -> Call:
-    page, offset = divmod(step.context, runner.page_size)
     size = (max(2, step.size),)
-    batch: Any = empty_decode(runner, size[0])
-    rows = np.full(size, -1, np.int32)
-    rows[: step.size] = np.arange(step.size)
-    batch.positions[: step.size] = step.context
-    batch.page_table[: step.size, : tables.shape[1]] = tables
-    batch.kv_slots[: step.size] = tables[:, page] * runner.page_size + offset
-    batch.state_slots[: step.size] = np.arange(step.size)
-    args = (runner.params, runner.caches, runner.rows.params.last_token, rows, batch)
-    drawn = (runner.params, runner.rows, runner.hidden_shape(size[0]), rows)
-
+    lines: Any = runner.empty_lines(size[0])
+    lines.rows[: step.size] = lines.state_slots[: step.size] = np.arange(step.size)
+    lines.starts[: step.size] = step.context
+    lines.page_table[: step.size, : tables.shape[1]] = tables
+    args = (runner.params, runner.caches, runner.hidden_shape(size[0]), runner.drawn, lines)
+    drawn = (runner.params, runner.rows, runner.hidden_shape(size[0]), lines.rows)
     programs = [("decode", size, args), (f"draw-{GREEDY.name}", size, drawn)]
-    return Call(programs, lambda: runner.draw(runner.decode(rows, batch), rows, GREEDY))
+    steps = itertools.count()
+
+    def run() -> Any:
+        if next(steps) % STEPS == 0:
+            _begin_again(runner)
+        return runner.draw(*runner.decode(lines), GREEDY)
+
+    return Call(programs, run)
+
+
+def _begin_again(runner: ModelRunner) -> None:
+    """Rows that have drawn nothing: a sequence goes on from its context."""
+    params = runner.rows.params
+    none = jax.device_put(jnp.zeros_like(params.generated), params.generated.sharding)
+    runner.rows = replace(runner.rows, params=replace(params, generated=none))
 
 
 def median_seconds(call: Call) -> float:

@@ -32,8 +32,9 @@ def used_programs(runner: ModelRunner, prompts: int, length: int) -> set[Program
         running += done
         decode = bucket(b.decode, max(1, running))
         found |= {(name, (size, sequences, int(whole))) for name in PREFILL}
-        found.add(("decode", (decode,)))
+        found |= {(name, (decode,)) for name in ("decode", "set_lines")}
         found |= {(f"draw-{SampleMode.GREEDY.name}", (n,)) for n in (sequences, decode)}
+    found.add(("add_pages", (bucket(b.decode, prompts),)))
     return found
 
 

@@ -24,7 +24,7 @@ from .sampler import Sampled
 from .scores import Scored, scored_pieces
 from .sequence import Sequence
 from .staging import PromptInputs, make_prompt_inputs, packed_replays, page_copies, state_moves
-from .step_inputs import decode_inputs, draw_mode
+from .step_inputs import decode_lines, draw_mode
 
 
 @dataclass
@@ -46,8 +46,8 @@ def dispatch(
         sequence.clock.on_scheduled(now)
     step = InFlight([], scored_pieces(plan.pieces), ())
     if plan.decode:
-        batch, rows = decode_inputs(runner, plan.decode, cache.inputs)
-        sampled = runner.draw(runner.decode(rows, batch), rows, draw_mode(plan.decode))
+        hidden, rows = runner.decode(decode_lines(runner, plan.decode, cache.inputs))
+        sampled = runner.draw(hidden, rows, draw_mode(plan.decode))
         step.draws.append((list(plan.decode), sampled))
     for copies in page_copies(plan, runner):
         runner.copy_pages(copies)

@@ -8,7 +8,7 @@ import numpy as np
 
 from pallas_kernels import NO_SLOT, Segments
 
-from ..batch import DecodeBatch, PrefillBatch, ReplayBatch
+from ..batch import PrefillBatch, ReplayBatch
 from .buckets import MAX_REPLAYS
 from .model_runner import ModelRunner
 
@@ -42,17 +42,6 @@ def empty_replay(runner: ModelRunner, tokens: int) -> ReplayBatch:
             _host(np.full(MAX_REPLAYS, NO_SLOT, np.int32)),
             _host(np.full(MAX_REPLAYS, NO_SLOT, np.int32)),
         ),
-    )
-
-
-def empty_decode(runner: ModelRunner, size: int) -> DecodeBatch:
-    return DecodeBatch(
-        token_ids=_host(np.zeros(size, np.int32)),
-        positions=_host(np.full(size, -1, np.int32)),
-        kv_slots=_host(np.full(size, -1, np.int32)),
-        page_table=_host(np.full((size, runner.buckets.pages), -1, np.int32)),
-        state_slots=_host(np.full(size, NO_SLOT, np.int32)),
-        input_slots=_no_input_slots(runner, size),
     )
 
 

@@ -18,7 +18,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from pallas_kernels import prefers_whole_prompt
 
-from ..batch import Caches, DecodeBatch
+from ..batch import Caches
 from ..cache.host_store import padded_rows
 from ..config import AttentionConfig, ModelConfig
 from ..models.cut import lower_layers
@@ -33,6 +33,7 @@ from ..retention.movers import CompressedPool, compressed_specs
 from ..sharding import AXIS, REPLICATED, named_sharding
 from .buckets import MOVES, Buckets
 from .compression import Compression
+from .decode_lines import DecodeLines, Drawn, LinesOnDevice, empty_lines
 from .host_moves import put_name
 from .host_spans import host_span
 from .programs import Programs
@@ -76,7 +77,7 @@ class ModelRunner:
         self.caches: Caches = zeros(specs)
         self.input_dtype = input_dtype
         partition = cache_partition(config, group_inputs=input_pages > 0, input_dtype=input_dtype)
-        functions = step_functions(config, mesh, partition, valid_vocab)
+        functions = step_functions(config, mesh, partition, page_size, valid_vocab)
 
         some = input_pages > 0 and stored_inputs(config) > 0  # the only group's may be token ids
         inputs: tuple[PageKind, ...] = ("inputs",) if some else ()
@@ -99,6 +100,8 @@ class ModelRunner:
             init_rows(max_running, config.vocab_size), self._replicated
         )
         self.programs = Programs(functions, mesh.devices.flat[0].platform)
+        self._lines = dict[int, LinesOnDevice]()  # of each bucket
+        self._hidden = dict[int, Array]()  # likewise, as the last decode left them
 
     @host_span("send arguments")
     def stage(self, inputs: Any) -> Any:
@@ -120,13 +123,23 @@ class ModelRunner:
         last, hidden, self.caches = self.programs.call("prefill-upper", size, *args)
         return last, hidden
 
-    def decode(self, rows: np.ndarray, batch: DecodeBatch) -> Array:
-        """Run each row's last token (which never left the device); returns hidden rows."""
-        args = (self.params, self.caches, self.rows.params.last_token, rows, batch)
-        hidden, self.caches = self.programs.call("decode", rows.shape, *args)
-        return hidden
+    def decode(self, wanted: DecodeLines) -> tuple[Array, Array]:
+        """Run the last token of each line (which never left the device), a line as
+        `LinesOnDevice.bring` takes it. Returns hidden rows, which are gone with the next call, and
+        the number of each line's sampler row, to draw with."""
+        (size,) = shape = wanted.rows.shape
+        if size not in self._lines:
+            self._lines[size] = LinesOnDevice(
+                self.empty_lines(size), lambda name, *args: self.programs.call(name, shape, *args)
+            )
+            spec = self.hidden_shape(size)
+            self._hidden[size] = self.stage(np.zeros(spec.shape, spec.dtype))
+        lines = self._lines[size].bring(wanted)
+        args = (self.params, self.caches, self._hidden[size], self.drawn, lines)
+        self._hidden[size], self.caches = self.programs.call("decode", shape, *args)
+        return self._hidden[size], lines.rows
 
-    def draw(self, hidden: Array, rows: np.ndarray | Array, mode: SampleMode) -> Sampled:
+    def draw(self, hidden: Array, rows: Array, mode: SampleMode) -> Sampled:
         """Sample the next token of each row (-1: padding)."""
         args = (self.params, self.rows, hidden, rows)
         self.rows, out = self.programs.call(f"draw-{mode.name}", rows.shape, *args)
@@ -200,6 +213,15 @@ class ModelRunner:
     def wait(self) -> None:
         """Until the device has done all that was dispatched to the caches, packing included."""
         jax.block_until_ready((self.caches, self.compressed))
+
+    @property
+    def drawn(self) -> Drawn:
+        return Drawn(self.rows.params.last_token, self.rows.params.generated)
+
+    def empty_lines(self, size: int, pages: int | None = None) -> DecodeLines:
+        """Lines of a decode step, in numpy, with tables of `pages` or of the widest."""
+        pages = self.buckets.pages if pages is None else pages
+        return empty_lines(size, pages, group_inputs=self.caches.group_inputs is not None)
 
     @property
     def vocab(self) -> int:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable
-from dataclasses import replace
 from typing import Any
 
 import jax
@@ -15,7 +14,7 @@ import jax.numpy as jnp
 from jax import Array
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from ..batch import Caches, DecodeBatch, PrefillBatch
+from ..batch import Caches, PrefillBatch
 from ..config import ModelConfig
 from ..models.cut import lower_layers
 from ..models.groups import groups
@@ -27,16 +26,25 @@ from ..packed import Packed, unpack
 from ..retention.maps import MoveMaps
 from ..retention.movers import CompressedPool, load, store
 from ..sharding import AXIS, REPLICATED, sharded
+from .decode_lines import DecodeLines, Drawn, add_pages, decode_batch, set_lines
 from .host_moves import put_name, put_sizes
-from .sampler import Sampled, SampleMode, SamplerRows, sample, set_row, set_seen, token_logprobs
+from .sampler import (
+    Sampled,
+    SampleMode,
+    SamplerRows,
+    sample,
+    set_row,
+    set_seen,
+    token_logprobs,
+)
 
 LOGPROB_BLOCK = 64  # prompt positions whose logits are in memory at once
 
 
 def step_functions(
-    config: ModelConfig, mesh: Mesh, caches: Caches, valid_vocab: int
+    config: ModelConfig, mesh: Mesh, caches: Caches, page_size: int, valid_vocab: int
 ) -> dict[str, Any]:
-    """Those of every engine: run a batch, draw, replay, copy pages, set sampler rows."""
+    """Those of every engine: run a batch, draw, replay, copy pages, set lines and sampler rows."""
     params, whole = model_partition(config), REPLICATED
     jitted, cut = functools.partial(_jitted, mesh), lower_layers(config)
 
@@ -58,10 +66,11 @@ def step_functions(
         return last_hidden(hidden, batch), hidden, new
 
     def decode(
-        p: ModelParams, c: Caches, last_token: Array, rows: Array, batch: DecodeBatch
+        p: ModelParams, c: Caches, last: Array, drawn: Drawn, lines: DecodeLines
     ) -> tuple[Array, Caches]:
-        tokens = last_token[jnp.maximum(rows, 0)]
-        hidden, new = forward(p, c, replace(batch, token_ids=tokens), config)
+        """`last`: what the step before returned, whose place the result takes."""
+        del last
+        hidden, new = forward(p, c, decode_batch(lines, drawn, page_size), config)
         assert new is not None
         return hidden, new
 
@@ -94,7 +103,11 @@ def step_functions(
     functions = {
         "prefill-lower": jitted(lower, (params, caches, whole), (whole, caches), 1),
         "prefill-upper": jitted(upper, (params, caches, *both), (*both, caches), 1),
-        "decode": jitted(decode, (params, caches, whole, whole, whole), (whole, caches), 1),
+        "decode": jitted(
+            decode, (params, caches, *both, whole), (whole, caches), (1, 2), keep_unused=True
+        ),
+        "set_lines": jitted(set_lines, both, whole, 0, keep_unused=True),
+        "add_pages": jitted(add_pages, both, whole, 0),
         "prompt_logprobs": jitted(prompt_logprobs, (params, whole, whole), whole),
         "copy_pages": jitted(copy, (caches, whole), caches, 0),
         "set_row": jitted(set_one, (whole, whole), whole, 0),
@@ -149,10 +162,22 @@ def _store(
 
 
 def _jitted(
-    mesh: Mesh, fn: Callable[..., Any], ins: Any, outs: Any, donate: int | tuple[int, ...] = ()
+    mesh: Mesh,
+    fn: Callable[..., Any],
+    ins: Any,
+    outs: Any,
+    donate: int | tuple[int, ...] = (),
+    *,
+    keep_unused: bool = False,
 ) -> Any:
-    """`fn` over the mesh; `donate` is the argument whose buffers the results may take."""
+    """`fn` over the mesh; `donate` are the arguments whose buffers the results may take. With
+    `keep_unused` that is so of those, too, that are there for their buffers alone."""
     placed = jax.tree.map(
         lambda spec: NamedSharding(mesh, spec), ins, is_leaf=lambda x: x is REPLICATED
     )
-    return jax.jit(sharded(fn, mesh, ins, outs), in_shardings=placed, donate_argnums=donate)
+    return jax.jit(
+        sharded(fn, mesh, ins, outs),
+        in_shardings=placed,
+        donate_argnums=donate,
+        keep_unused=keep_unused,
+    )

@@ -11,10 +11,11 @@ import numpy as np
 
 from pallas_kernels import CONTINUE, Segments
 
-from ..batch import DecodeBatch, PrefillBatch, ReplayBatch
+from ..batch import PrefillBatch, ReplayBatch
 from ..cache.input_pages import InputPages
 from .buckets import bucket
-from .empty_batches import empty_decode, empty_prefill, empty_replay
+from .decode_lines import DecodeLines
+from .empty_batches import empty_prefill, empty_replay
 from .ending import ending_tokens
 from .model_runner import ModelRunner
 from .plan import Piece, Replay
@@ -106,29 +107,22 @@ def _replay_batch(
     return batch
 
 
-def decode_inputs(
+def decode_lines(
     runner: ModelRunner, sequences: list[Sequence], inputs: InputPages | None
-) -> tuple[DecodeBatch, np.ndarray]:
-    """The batch (tokens are on the device) and the row of each sequence."""
+) -> DecodeLines:
+    """A line for each sequence, in tables as wide as the longest."""
     size, count = bucket(runner.buckets.decode, len(sequences)), len(sequences)
-    batch: Any = empty_decode(runner, size)
-    rows = np.full(size, -1, np.int32)
-    rows[:count] = [s.row for s in sequences]
-    positions = np.array([s.dispatched for s in sequences], np.int32)
-    batch.positions[:count] = positions
-    for n, sequence in enumerate(sequences):
-        assert sequence.lease is not None
-        table = sequence.lease.page_table
-        batch.page_table[n, : len(table)] = table
-        batch.state_slots[n] = sequence.lease.slot
-    page_size = runner.page_size
-    pages = batch.page_table[np.arange(count), positions // page_size]
-    batch.kv_slots[:count] = pages * page_size + positions % page_size
+    tables = [s.lease.page_table for s in sequences if s.lease is not None]
+    lines: Any = runner.empty_lines(size, max(map(len, tables)))
+    lines.rows[:count] = [s.row for s in sequences]
+    lines.starts[:count] = [s.prompt_len - 1 for s in sequences]
+    lines.state_slots[:count] = [s.lease.slot for s in sequences if s.lease is not None]
+    for line, table in zip(lines.page_table, tables, strict=False):
+        line[: len(table)] = table
     if inputs is not None:
-        companions, offsets = inputs.of(pages), positions % page_size
-        slots = np.where(companions >= 0, companions * page_size + offsets, -1)
-        batch.input_slots[:count] = slots
-    return batch, rows
+        at = np.array([s.dispatched for s in sequences]) // runner.page_size
+        lines.input_pages[:count] = inputs.of(lines.page_table[np.arange(count), at])
+    return lines
 
 
 def _kv_slots(table: np.ndarray, positions: np.ndarray, page_size: int) -> np.ndarray:

@@ -11,7 +11,7 @@ import numpy as np
 from ..models.pages import take_pages
 from ..packed import pack
 from .buckets import MOVES
-from .empty_batches import empty_decode, empty_prefill, empty_replay
+from .empty_batches import empty_prefill, empty_replay
 from .host_moves import ROW_SIZES, put_name, put_sizes
 from .model_runner import ModelRunner, pairs
 from .programs import Call, Shape
@@ -42,11 +42,12 @@ def warm_up_calls(runner: ModelRunner) -> Iterator[Call]:
     if caches.group_inputs is not None:
         for tokens in b.replay_tokens:
             yield "replay", (tokens,), (params, caches, pack(empty_replay(runner, tokens)))
-    last_token = rows.params.last_token
     for size in b.decode:
-        padding = np.full(size, -1, np.int32)
-        args = (params, caches, last_token, padding, empty_decode(runner, size))
-        yield "decode", (size,), args
+        lines = runner.empty_lines(size)
+        yield "decode", (size,), (params, caches, runner.hidden_shape(size), runner.drawn, lines)
+        yield "set_lines", (size,), (lines, pack(lines))
+        pages = pack((np.full((3, size), -1, np.int32), lines.input_pages))
+        yield "add_pages", (size,), (lines, pages)
     for size in sorted({*b.prefill_sequences, *b.decode}):
         for mode in SampleMode:
             args = (params, rows, runner.hidden_shape(size), np.full(size, -1, np.int32))

@@ -164,7 +164,9 @@ def test_beside_decodes_a_few_chunks_go_a_step_and_decodes_are_first(
             assert sent.count(f"send-{kind}") <= most
         if any(name in ("send-lower-kv", "send-upper-kv") for name in sent):
             steps += 1
-            assert sent[0] == "decode"
+            assert [name for name in sent[:2] if name not in ("set_lines", "add_pages")][
+                0
+            ] == "decode"
     assert steps > 1
     assert_greedy(talking, spoken)
     assert_greedy(prompt, answer)

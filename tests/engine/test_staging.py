@@ -145,7 +145,8 @@ def test_decodes_are_sent_before_it_and_alone_stage_nothing(watch: Any) -> None:
     engine.step()
     sent = watch(engine)
     engine.step()
-    assert [item.name for item in sent] == ["decode", "draw-GREEDY"]
+    assert [item.name for item in sent] == ["set_lines", "decode", "draw-GREEDY"]
+    assert [item.from_host for item in sent[1:]] == [0, 0]
     sent.clear()
     engine.add(request("hit", [*trunk, 1, 2, 3], max_tokens=4, prefix_cache=REPLAY))
     engine.step()
