@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import statistics
 from collections.abc import Callable
 from typing import Any
 
@@ -89,15 +88,17 @@ def seconds(case: KernelCase, expected: float) -> float:
             for call in calls:
                 call()
         rounds = max(1, min(200, round(0.04 / max(expected, 1e-7) / len(calls))))
-        spans = []
-        for _ in range(1 + REPEAT):
+
+        def span() -> float:
             begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             begin.record()
             for _ in range(rounds):
                 graph.replay()
             end.record()
             torch.cuda.synchronize()
-            spans.append(begin.elapsed_time(end) / 1e3)
+            return begin.elapsed_time(end) / 1e3
+
+        found = median_span(span)
         del graph
         torch.cuda.empty_cache()
-    return statistics.median(spans[1:]) / rounds / len(calls)
+    return found / rounds / len(calls)

@@ -86,6 +86,6 @@ def test_what_the_kernel_does_not_take() -> None:
 
 @pytest.mark.parametrize(("rows", "width", "fills"), [(8192, 9216, True), (1024, 1280, False)])
 def test_few_tiles_are_left_to_the_library(rows: int, width: int, fills: bool) -> None:
-    x = jax.ShapeDtypeStruct((rows, 2560), jnp.bfloat16)
-    weights = jax.ShapeDtypeStruct((2, width, 2560), jnp.bfloat16)
+    x: Any = jax.ShapeDtypeStruct((rows, 2560), jnp.bfloat16)
+    weights: Any = jax.ShapeDtypeStruct((2, width, 2560), jnp.bfloat16)
     assert TiledTuning().fits(x, weights) and TiledTuning().fills(x, weights) == fills
