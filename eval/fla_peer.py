@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 from collections.abc import Callable
 from typing import Any
@@ -11,9 +12,8 @@ import numpy as np
 
 from pallas_kernels.gated_delta_rule import unpack
 
+from .device_time import median_span
 from .kernel_cases import KernelCase
-
-REPEAT = 5
 
 
 def available() -> bool:
@@ -88,17 +88,20 @@ def seconds(case: KernelCase, expected: float) -> float:
             for call in calls:
                 call()
         rounds = max(1, min(200, round(0.04 / max(expected, 1e-7) / len(calls))))
-
-        def span() -> float:
-            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            begin.record()
-            for _ in range(rounds):
-                graph.replay()
-            end.record()
-            torch.cuda.synchronize()
-            return begin.elapsed_time(end) / 1e3
-
-        found = median_span(span)
+        found = median_span(functools.partial(_span, graph, rounds))
         del graph
         torch.cuda.empty_cache()
     return found / rounds / len(calls)
+
+
+def _span(graph: Any, rounds: int) -> float:
+    """Seconds of the device for so many replays."""
+    import torch
+
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin.record()
+    for _ in range(rounds):
+        graph.replay()
+    end.record()
+    torch.cuda.synchronize()
+    return begin.elapsed_time(end) / 1e3

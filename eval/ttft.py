@@ -22,7 +22,6 @@ import numpy as np
 
 from jhybrid.config import require
 from jhybrid.engine.arguments import add_engine_arguments
-from jhybrid.engine.buckets import bucket
 from jhybrid.engine.build import engine_config
 from jhybrid.engine.llm import LLM
 from jhybrid.engine.model_runner import ModelRunner
@@ -130,8 +129,8 @@ def run(args: argparse.Namespace) -> None:
 
 def compile_large(runner: ModelRunner, suffix: int) -> None:
     """What takes long to compile, at once; all else is compiled when it first runs."""
-    sizes = runner.buckets.prefill_tokens
-    used = sizes[-1], bucket(sizes, suffix)
+    b = runner.buckets
+    used = (*b.prefill_tokens, *b.long_tokens)[-1], b.prefill_bucket(suffix)
 
     def needed(name: str, size: tuple[int, ...]) -> bool:
         return name == "replay" or (name in PREFILL and size[0] in used)

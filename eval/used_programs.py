@@ -24,10 +24,11 @@ def compile_used(runner: ModelRunner, batches: Iterable[tuple[int, int]]) -> Non
 def used_programs(runner: ModelRunner, prompts: int, length: int) -> set[Program]:
     """Of `prompts` sequences, prefilled as the scheduler packs them and decoded as they are."""
     b, found, running = runner.buckets, set[Program](), 0
+    most = (*b.prefill_tokens, *b.long_tokens)[-1]
     for tokens, pieces, fresh, done in _prefill_steps(
-        prompts, length, b.prefill_step, b.prefill_tokens[-1], b.prefill_sequences[-1]
+        prompts, length, b.prefill_step, most, b.prefill_sequences[-1]
     ):
-        size, sequences = bucket(b.prefill_tokens, tokens), bucket(b.prefill_sequences, pieces)
+        size, sequences = b.prefill_bucket(tokens), bucket(b.prefill_sequences, pieces)
         whole = pieces == 1 and fresh and runner.prefers_whole_prompt(size)
         running += done
         decode = bucket(b.decode, max(1, running))
@@ -39,14 +40,23 @@ def used_programs(runner: ModelRunner, prompts: int, length: int) -> set[Program
 
 
 def _prefill_steps(
-    prompts: int, length: int, step: Callable[[int], int], most: int, most_pieces: int
+    prompts: int,
+    length: int,
+    step: Callable[[list[tuple[int, bool]]], int],
+    most: int,
+    most_pieces: int,
 ) -> Iterator[tuple[int, int, bool, int]]:
     """Tokens and prompts of each step, whether it begins a prompt, and how many it ends."""
     left = [length] * prompts
     while left:
-        fresh, before = left[0] == length, len(left)
-        tokens = budget = step(min(most, sum(left[:most_pieces])))
-        pieces = 0
+        fresh, before, pieces, room = left[0] == length, len(left), 0, most
+        waiting = list[tuple[int, bool]]()
+        for tokens in left[:most_pieces]:
+            if room == 0:
+                break
+            waiting.append((min(tokens, room), tokens == length))
+            room -= waiting[-1][0]
+        tokens = budget = step(waiting)
         while left and budget:
             size = min(budget, left[0])
             budget, pieces, left[0] = budget - size, pieces + 1, left[0] - size

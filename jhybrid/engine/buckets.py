@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 MOVES = 8  # states that one call packs or restores
-LONG_STEP = 8192  # tokens of a prefill; beyond, padding costs more than another program
+LONG_STEP = 8192  # tokens of a prefill: more at once pay for a whole prompt's attention alone
 MAX_REPLAYS = 4  # sequences of which one call replays group inputs
 SHORT = 32  # rows whose products run as fast as those of a decode step (see skinny_matmul)
 REPLAY_CALL = 128  # tokens whose replay takes as long as one more call does beside its tokens
@@ -16,6 +18,7 @@ LONGEST_REPLAY = 1792  # tokens of one call: those of Qwen3.6-27B hold 2.9 GB un
 @dataclass(frozen=True)
 class Buckets:
     prefill_tokens: tuple[int, ...]
+    long_tokens: tuple[int, ...]  # of steps that are one prompt from its first token on
     prefill_sequences: tuple[int, ...]
     replay_tokens: tuple[int, ...]
     decode: tuple[int, ...]
@@ -32,10 +35,23 @@ class Buckets:
         tokens on, so that padding costs what tokens cost, and a call costs its weights' bytes."""
         return _calls(self.replay_tokens, tokens, REPLAY_CALL)
 
-    def prefill_step(self, tokens: int) -> int:
-        """How many of so many waiting tokens the next step takes: all, or those that fill a bucket
-        when the rest costs less in steps of its own than as padding."""
-        return min(tokens, _calls(self.prefill_tokens, tokens, PREFILL_CALL)[0]) if tokens else 0
+    def prefill_step(self, waiting: Sequence[tuple[int, bool]]) -> int:
+        """How many of the tokens that sequences wait for, in order, the next step takes: all, or
+        those that fill a bucket when the rest costs less in steps of its own than as padding.
+
+        Each is (tokens, whether the sequence is at its beginning). A long one that is goes alone.
+        """
+        longest = self.prefill_tokens[-1]
+        alone = [bool(self.long_tokens) and new and n > longest for n, new in waiting]
+        if any(alone[:1]):
+            sizes, tokens = (*self.prefill_tokens, *self.long_tokens), waiting[0][0]
+        else:
+            before = itertools.takewhile(lambda item: not item[1], zip(waiting, alone, strict=True))
+            sizes, tokens = self.prefill_tokens, sum(n for (n, _), _ in before)
+        return min(tokens, _calls(sizes, tokens, PREFILL_CALL)[0]) if tokens else 0
+
+    def prefill_bucket(self, tokens: int) -> int:
+        return bucket((*self.prefill_tokens, *self.long_tokens), tokens)
 
 
 def _calls(sizes: tuple[int, ...], tokens: int, call: int) -> tuple[int, ...]:
@@ -54,13 +70,22 @@ def _calls(sizes: tuple[int, ...], tokens: int, call: int) -> tuple[int, ...]:
 
 
 def make_buckets(
-    max_prefill_tokens: int, max_running: int, checkpoint_interval: int, pages: int
+    max_prefill_tokens: int,
+    max_running: int,
+    checkpoint_interval: int,
+    pages: int,
+    *,
+    longest_alone: int = 0,
 ) -> Buckets:
-    """Few enough that compiling them all is quick, close enough that padding stays cheap."""
+    """Few enough that compiling them all is quick, close enough that padding stays cheap.
+
+    `longest_alone`: tokens of the longest whole prompt whose attention has a form that makes a long
+    step pay; 0: there is none.
+    """
     most = max_prefill_tokens
     tokens = _powers(min(64, most), min(LONG_STEP, most), 4)
-    while tokens[-1] < most:
-        tokens += (min(2 * tokens[-1], most),)
+    longest = min(most, longest_alone)
+    longer = _powers(2 * LONG_STEP, longest, 2) if longest > LONG_STEP else ()
     if most > 64:
         tokens = (SHORT, *tokens)
     # From two up: for a single row XLA copies whole pools to update one slot (see
@@ -68,7 +93,7 @@ def make_buckets(
     sequences = _powers(2, max(2, min(max_running, 16)), 8)
     replays = _replay_sizes(min(LONGEST_REPLAY, max_prefill_tokens))
     decode = _powers(2, max(2, max_running), 4)
-    return Buckets(tokens, sequences, replays, decode, checkpoint_interval, pages)
+    return Buckets(tokens, longer, sequences, replays, decode, checkpoint_interval, pages)
 
 
 def _replay_sizes(most: int) -> tuple[int, ...]:

@@ -33,7 +33,7 @@ from .compression import compress
 from .config import EngineConfig, flag, flags_for_requests, idle_flags
 from .engine import Engine
 from .memory import check_memory, host_store, input_dtype, input_policy, size_pools
-from .model_runner import ModelRunner
+from .model_runner import ModelRunner, whole_prompt_pays
 from .warm_up import warm_up, warm_up_steps
 
 log = logging.getLogger(__name__)
@@ -132,6 +132,10 @@ def create_engine(name: str, engine: EngineConfig, *, warm_up: bool = True) -> E
     params, compression = compress(params, config, engine, dtype, model.folder)
     sizes = size_pools(config, engine, mesh, dtype, context, compression)
     tokenizer = _tokenizer(model.tokenizer_folder)
+    pages = -(-context // engine.page_size)
+    room = pages * engine.page_size
+    longest = min(engine.max_prefill_tokens, room)
+    alone = longest if whole_prompt_pays(config, longest, room, dtype) else 0
     runner = ModelRunner(
         params,
         config,
@@ -140,7 +144,8 @@ def create_engine(name: str, engine: EngineConfig, *, warm_up: bool = True) -> E
             engine.max_prefill_tokens,
             engine.max_running,
             engine.checkpoint_interval,
-            -(-context // engine.page_size),
+            pages,
+            longest_alone=alone,
         ),
         pages=sizes.pages,
         page_size=engine.page_size,

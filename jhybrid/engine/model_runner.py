@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.typing import DTypeLike
 
 from pallas_kernels import prefers_whole_prompt
 
@@ -253,11 +254,16 @@ class ModelRunner:
 
     def prefers_whole_prompt(self, tokens: int) -> bool:
         """Whether a step of one whole prompt in this bucket has a program of its own."""
-        full = self.config.full
-        if not isinstance(full, AttentionConfig):
-            return False
         room, dtype = self.buckets.pages * self.page_size, self.params.embedding.dtype
-        return prefers_whole_prompt(tokens, room, full.head_dim, full.head_dim, dtype)
+        return whole_prompt_pays(self.config, tokens, room, dtype)
+
+
+def whole_prompt_pays(config: ModelConfig, tokens: int, room: int, dtype: DTypeLike) -> bool:
+    """Whether attention has a faster form for a step of one prompt from its first token on."""
+    full = config.full
+    if not isinstance(full, AttentionConfig):
+        return False
+    return prefers_whole_prompt(tokens, room, full.head_dim, full.head_dim, dtype)
 
 
 def pairs(moves: list[tuple[int, int]], width: int) -> tuple[np.ndarray, np.ndarray]:

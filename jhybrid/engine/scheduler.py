@@ -25,13 +25,14 @@ class Scheduler:
         max_running: int,
         max_prefill_tokens: int,
         max_prefill_sequences: int,
-        prefill_step: Callable[[int], int],
+        prefill_step: Callable[[list[tuple[int, bool]]], int],
         caching: bool,
         replay_window: int = 0,
         max_replays: int = 1,
         exact_inputs: bool = True,
     ) -> None:
-        """`prefill_step`: how many of so many tokens that could be prefilled now should be.
+        """`prefill_step`: how many of the tokens that sequences wait for should be prefilled now
+        (see `Buckets.prefill_step`).
         `replay_window`: tokens that a refresh runs at most. `max_replays`: sequences that replay
         group inputs in one step. `exact_inputs`: those are kept as they were computed."""
         self.cache = cache
@@ -59,7 +60,7 @@ class Scheduler:
                     plan.decode.append(sequence)
         # A victim is younger than whoever needed its pages, but may have been planned before.
         plan.decode = [s for s in plan.decode if s.lease is not None]
-        budget, tokens, ready = self.max_prefill_tokens, 0, list[Sequence]()
+        budget, ready, waiting = self.max_prefill_tokens, list[Sequence](), list[tuple[int, bool]]()
         for sequence in self._to_prefill(plan):
             waits = not (sequence.kv_arrived or kv_arrives)
             if waits and not sequence.spans:
@@ -76,8 +77,9 @@ class Scheduler:
                     break
             ready.append(sequence)
             size = min(budget, sequence.ready_until - sequence.dispatched)
-            budget, tokens = budget - size, tokens + size
-        self._add_pieces(plan, ready, self.prefill_step(tokens))
+            waiting.append((size, sequence.dispatched == 0))
+            budget -= size
+        self._add_pieces(plan, ready, self.prefill_step(waiting))
         return plan
 
     def _to_prefill(self, plan: Plan) -> Iterator[Sequence]:

@@ -31,7 +31,7 @@ def prefill_inputs(
 ) -> tuple[PrefillBatch, np.ndarray]:
     """The packed batch, and the row that draws at each sequence's end (-1: none)."""
     buckets = runner.buckets
-    tokens = bucket(buckets.prefill_tokens, sum(p.end - p.start for p in pieces))
+    tokens = buckets.prefill_bucket(sum(p.end - p.start for p in pieces))
     sequences = bucket(buckets.prefill_sequences, len(pieces))
     alone = len(pieces) == 1 and pieces[0].start == 0
     whole = alone and runner.prefers_whole_prompt(tokens)

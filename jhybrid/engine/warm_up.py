@@ -31,14 +31,11 @@ def warm_up(
 def warm_up_calls(runner: ModelRunner) -> Iterator[Call]:
     """Every (function, bucket) with arguments of the right shapes, the slowest first."""
     b, params, caches, rows = runner.buckets, runner.params, runner.caches, runner.rows
-    for tokens in reversed(b.prefill_tokens):
-        for sequences in b.prefill_sequences:
-            alone = sequences == b.prefill_sequences[0] and runner.prefers_whole_prompt(tokens)
-            for whole in (True, False)[not alone :]:
-                batch = pack(empty_prefill(runner, tokens, sequences, whole_prompt=whole))
-                size, args = (tokens, sequences, int(whole)), (params, caches, batch)
-                yield "prefill-lower", size, args
-                yield "prefill-upper", size, (*args, runner.stream_shape(tokens))
+    for tokens, sequences, whole in _prefills(runner):
+        batch = pack(empty_prefill(runner, tokens, sequences, whole_prompt=whole))
+        size, args = (tokens, sequences, int(whole)), (params, caches, batch)
+        yield "prefill-lower", size, args
+        yield "prefill-upper", size, (*args, runner.stream_shape(tokens))
     if caches.group_inputs is not None:
         for tokens in b.replay_tokens:
             yield "replay", (tokens,), (params, caches, pack(empty_replay(runner, tokens)))
@@ -52,7 +49,7 @@ def warm_up_calls(runner: ModelRunner) -> Iterator[Call]:
         for mode in SampleMode:
             args = (params, rows, runner.hidden_shape(size), np.full(size, -1, np.int32))
             yield f"draw-{mode.name}", (size,), args
-    for tokens in b.prefill_tokens:
+    for tokens in (*b.prefill_tokens, *b.long_tokens):
         targets = np.zeros(tokens, np.int32)
         yield "prompt_logprobs", (tokens,), (params, runner.hidden_shape(tokens), targets)
     row = jax.tree.map(lambda x: np.zeros(x.shape[1:], x.dtype), rows)
@@ -80,3 +77,13 @@ def warm_up_calls(runner: ModelRunner) -> Iterator[Call]:
 
 def warm_up_steps(runner: ModelRunner) -> int:
     return sum(1 for _ in warm_up_calls(runner))
+
+
+def _prefills(runner: ModelRunner) -> Iterator[tuple[int, int, bool]]:
+    """Tokens, sequences, and whether they are one whole prompt."""
+    b = runner.buckets
+    for tokens in reversed((*b.prefill_tokens, *b.long_tokens)):
+        if runner.prefers_whole_prompt(tokens):
+            yield tokens, b.prefill_sequences[0], True
+        if tokens in b.prefill_tokens:
+            yield from ((tokens, sequences, False) for sequences in b.prefill_sequences)

@@ -60,12 +60,26 @@ def test_a_long_replay_in_small_pieces_is_only_many_of_them() -> None:
     ],
 )
 def test_a_prefill_is_cut_where_padding_would_cost_more(waiting: int, steps: list[int]) -> None:
-    buckets, taken = make_buckets(32768, 4, 512, 100), []
+    buckets, taken = make_buckets(32768, 4, 512, 100, longest_alone=32768), []
     while waiting:
-        taken.append(buckets.prefill_step(waiting))
+        taken.append(buckets.prefill_step([(waiting, not taken)]))
         waiting -= taken[-1]
     assert taken == steps
-    assert buckets.prefill_step(0) == 0
+
+
+def test_only_a_prompt_alone_and_from_its_start_takes_a_long_step() -> None:
+    buckets = make_buckets(32768, 4, 512, 100, longest_alone=20000)
+    assert buckets.long_tokens == (16384, 20000)
+    assert buckets.prefill_step([(19000, True), (5000, True)]) == 19000
+    assert buckets.prefill_step([(19000, False), (5000, True)]) == 8192
+    assert buckets.prefill_step([(4000, True), (19000, True)]) == 4000  # it goes alone, next
+    assert buckets.prefill_step([(5000, True), (19000, False)]) == 8192
+    assert buckets.prefill_step([(3000, True), (1000, True)]) == 4000
+    assert buckets.prefill_step([]) == 0
+    with pytest.raises(RuntimeError, match="20001"):
+        buckets.prefill_bucket(20001)
+    without = make_buckets(32768, 4, 512, 100)
+    assert without.long_tokens == () and without.prefill_step([(19000, True)]) == 8192
 
 
 def test_no_prefill_takes_half_as_long_again_as_its_tokens() -> None:
@@ -73,6 +87,6 @@ def test_no_prefill_takes_half_as_long_again_as_its_tokens() -> None:
     for tokens in range(1000, 8193, 13):
         left, cost = tokens, 0
         while left:
-            step = buckets.prefill_step(left)
+            step = buckets.prefill_step([(left, left == tokens)])
             left, cost = left - step, cost + bucket(buckets.prefill_tokens, step) + PREFILL_CALL
         assert cost < 1.5 * (tokens + PREFILL_CALL), tokens

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jhybrid.batch import PrefillBatch
-from jhybrid.engine.buckets import bucket, make_buckets
+from jhybrid.engine.buckets import make_buckets
 from jhybrid.packed import Packed, unpack
 
 from .tiny import request, run, tiny_engine
@@ -39,11 +39,12 @@ def test_a_step_of_one_fresh_prompt_says_so(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_long_steps_have_closer_buckets() -> None:
-    sizes = make_buckets(32768, 32, 512, 64).prefill_tokens
-    assert sizes == (32, 64, 256, 1024, 4096, 8192, 16384, 32768)
+    buckets = make_buckets(32768, 32, 512, 64, longest_alone=40000)
+    assert buckets.prefill_tokens == (32, 64, 256, 1024, 4096, 8192)
+    assert buckets.long_tokens == (16384, 32768)
     assert make_buckets(8192, 32, 512, 64).prefill_tokens == (32, 64, 256, 1024, 4096, 8192)
     assert make_buckets(40, 32, 512, 64).prefill_tokens == (40,)
-    assert make_buckets(20000, 32, 512, 64).prefill_tokens[-2:] == (16384, 20000)
-    assert bucket(sizes, 8193) == 16384
+    assert make_buckets(20000, 32, 512, 64, longest_alone=40000).long_tokens == (16384, 20000)
+    assert buckets.prefill_bucket(8193) == 16384
     with pytest.raises(RuntimeError, match="32769"):
-        bucket(sizes, 32769)
+        buckets.prefill_bucket(32769)
