@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -42,6 +43,12 @@ def gated_activation(
     return bounded * SITU_UP_BOUND * jnp.tanh(up / SITU_UP_BOUND)
 
 
+@functools.cache
+def activation_of(kind: Activation) -> Callable[[Array, Array], Array]:
+    """The same function for a kind, so that a program lowers its kernels once."""
+    return functools.partial(gated_activation, kind=kind)
+
+
 def mlp(
     params: MLPParams,
     x: Float[Array, "... D"] | Normed,
@@ -50,6 +57,5 @@ def mlp(
     count: Int32[Array, ""] | None = None,
 ) -> Float[Array, "... D"]:
     """The block's result, plus the residual; of a prefill's rows the first `count` are wanted."""
-    activation = functools.partial(gated_activation, kind=kind)
-    h = gated_project(x, params.gate_up, activation, count)
-    return reduce_project(h, params.down, residual)
+    h = gated_project(x, params.gate_up, activation_of(kind), count=count)
+    return reduce_project(h, params.down, residual, count=count)

@@ -29,6 +29,8 @@ from .walk import PAIR, Walk
 REGISTERS = {"consumer": 232, "producer": 40}
 
 
+# Jitted so that layers of one shape are lowered once.
+@functools.partial(jax.jit, static_argnames=("combine", "tuning", "interpret"))
 def tiled_matmul(
     x: Array,
     weights: Array,
