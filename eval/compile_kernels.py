@@ -23,6 +23,7 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")  # the plugin would ask for a driv
 
 import jax
 
+from .compile_mosaic import mosaic_kernels
 from .compiled_functions import NAMES, functions
 
 # Bytes stored and loaded a thread, in any kernel for bf16 inputs. KDA's products spill most, and
@@ -70,14 +71,16 @@ def compile_call(call: dict[str, Any]) -> Resources:
     warps, stages = (ir.IntegerAttr(call[name]).value for name in ("num_warps", "num_stages"))
     done = triton.compile("cuda", text, "9.0", num_warps=warps, num_ctas=1, num_stages=stages)
     ptx = done.asm if isinstance(done.asm, str) else done.asm.decode()
-    report = _assemble(ptx)
+    return _resources(ir.StringAttr(call["name"]).value, ptx, _assemble(ptx), done.smem_bytes)
+
+
+def _resources(name: str, ptx: str, report: str, shared: int) -> Resources:
     registers = int(_found(r"Used (\d+) registers", report))
     stores = int(_found(r"(\d+) bytes spill stores", report))
     loads = int(_found(r"(\d+) bytes spill loads", report))
     counted = {name: len(re.findall(name, ptx)) for name in ("wgmma.mma", "mma.sync")}
     barriers = len(re.findall(r"bar\.sync|barrier\.sync", ptx))
-    name = ir.StringAttr(call["name"]).value
-    return Resources(name, registers, stores + loads, done.smem_bytes, counted, barriers)
+    return Resources(name, registers, stores + loads, shared, counted, barriers)
 
 
 def _found(pattern: str, text: str) -> str:
@@ -104,7 +107,11 @@ def _assemble(ptx: str) -> str:
 
 def compile_function(function: Callable, avals: Any) -> list[Resources]:
     lowered = jax.jit(function).trace(*avals).lower(lowering_platforms=("cuda",))
-    return [compile_call(call) for call in triton_calls(lowered)]
+    done = [compile_call(call) for call in triton_calls(lowered)]
+    if "mosaic_gpu" in lowered.as_text():
+        kernels = mosaic_kernels(function, avals)
+        done += [_resources("mosaic", kernel.ptx, kernel.report, 0) for kernel in kernels]
+    return done
 
 
 def main() -> None:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels import Product, causal_conv1d, ragged_pack, skinny_matmuls
+from pallas_kernels import Product, causal_conv1d, ragged_pack, skinny_matmuls, tiled_matmul
 from pallas_kernels.arg_specs import (
     ATTENTION_SHAPES,
     HEAD_SHAPES,
@@ -186,6 +186,19 @@ def product_functions() -> Iterator[tuple[Callable, Any]]:
                 yield add, (bf16((rows, inner)), bf16((1, hidden, inner)), x)
 
 
+def tiled_functions() -> Iterator[tuple[Callable, Any]]:
+    """A prefill of Qwen3.5-4B: gate and up, what is read, and what is added."""
+    bf16 = functools.partial(jax.ShapeDtypeStruct, dtype=jnp.bfloat16)
+    x, count = bf16((8192, 2560)), jax.ShapeDtypeStruct((), jnp.int32)
+
+    def run(combine: Any, x: Any, w: Any, residual: Any, count: Any) -> Any:
+        return _in_pallas(tiled_matmul)(x, w, combine, residual, count)
+
+    yield functools.partial(run, _swiglu), (x, bf16((2, 9216, 2560)), None, count)
+    yield functools.partial(run, None), (x, bf16((1, 12288, 2560)), None, count)
+    yield functools.partial(run, None), (bf16((8192, 9216)), bf16((1, 2560, 9216)), x, count)
+
+
 def _swiglu(gate: Any, up: Any) -> Any:
     return jax.nn.silu(gate) * up
 
@@ -198,6 +211,7 @@ OPS = {
     "ragged_pack": pack_functions,
     "causal_conv1d": conv_functions,
     "grouped_matmul": experts_functions,
+    "tiled_matmul": tiled_functions,
     "skinny_matmul": product_functions,
 }
 
