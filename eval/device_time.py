@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jax import lax
 
 REPEAT = 5
+SPAN = 0.1  # seconds that are timed at once: some .4 ms of them are a program's way to the device
 SETTLE = 0.3  # seconds of work before a span counts: a device that rested is 3 to 7 % off for .2
 
 
@@ -59,24 +60,32 @@ class Loop:
         self._run = self._lowered.compile()
 
     def seconds(self) -> float:
-        """Of one call: the median over REPEAT runs of the program, once the device has settled."""
+        """Of one call: the median over REPEAT spans, once the device has settled."""
         state = jax.tree.map(jnp.copy, self._state)
 
-        def span() -> float:
+        def span(runs: int) -> float:
+            """The next run is sent while one runs, so that the device does not wait between."""
             nonlocal state
             begin = time.perf_counter()
-            _, state = jax.block_until_ready(self._run(self._sets, state))
+            for _ in range(runs):
+                _, state = self._run(self._sets, state)
+            jax.block_until_ready(state)
             return time.perf_counter() - begin
 
         return median_span(span) / self.calls
 
 
-def median_span(span: Callable[[], float]) -> float:
-    """Of REPEAT spans, in seconds, after those that let the device settle."""
-    settled = span()
-    while settled < SETTLE and jax.default_backend() == "gpu":
-        settled += span()
-    return statistics.median(span() for _ in range(REPEAT))
+def median_span(span: Callable[[int], float]) -> float:
+    """Seconds of one run, by REPEAT spans of as many as take SPAN: `span` times so many. First the
+    device settles."""
+    if jax.default_backend() != "gpu":
+        return span(1)  # a dry run
+    span(1)
+    runs = max(1, round(SPAN / span(1)))
+    settled = 0.0
+    while settled < SETTLE:
+        settled += span(runs)
+    return statistics.median(span(runs) for _ in range(REPEAT)) / runs
 
 
 def copy_rate(size: int = 1 << 31) -> float:

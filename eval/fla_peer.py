@@ -67,7 +67,7 @@ def _calls(case: KernelCase) -> list[Callable[[], Any]]:
     return calls
 
 
-def seconds(case: KernelCase, expected: float) -> float:
+def seconds(case: KernelCase) -> float:
     """Device time of one call."""
     import torch
 
@@ -87,11 +87,10 @@ def seconds(case: KernelCase, expected: float) -> float:
         with torch.cuda.graph(graph, capture_error_mode="thread_local"):
             for call in calls:
                 call()
-        rounds = max(1, min(200, round(0.04 / max(expected, 1e-7) / len(calls))))
-        found = median_span(functools.partial(_span, graph, rounds))
+        found = median_span(functools.partial(_span, graph))
         del graph
         torch.cuda.empty_cache()
-    return found / rounds / len(calls)
+    return found / len(calls)
 
 
 def _span(graph: Any, rounds: int) -> float:

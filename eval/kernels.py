@@ -168,7 +168,7 @@ def _time_arms(
         loops.clear()
         if "fla" in arms and isinstance(case, KernelCase) and fla_peer.available():
             try:
-                times["fla"] = fla_peer.seconds(case, 12 * floor)
+                times["fla"] = fla_peer.seconds(case)
             except Exception as error:  # a peer's failure, likewise
                 print(f"{case.name:44} fla failed: {error!r:.300}", flush=True)
         for arm, value in times.items():
