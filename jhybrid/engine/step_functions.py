@@ -80,15 +80,17 @@ def step_functions(
         return sample(state, logits(p, hidden, config), rows, mode, valid_vocab)
 
     def prompt_logprobs(p: ModelParams, hidden: Array, targets: Array) -> tuple[Array, ...]:
-        block = min(LOGPROB_BLOCK, hidden.shape[0])
+        rows = hidden.shape[0]
+        block = min(LOGPROB_BLOCK, rows)
+        more = -rows % block  # a bucket may be of any size
         parts = (
-            hidden.reshape(-1, block, hidden.shape[-1]),
-            targets.reshape(-1, block),
+            jnp.pad(hidden, ((0, more), (0, 0))).reshape(-1, block, hidden.shape[-1]),
+            jnp.pad(targets, (0, more)).reshape(-1, block),
         )
         out = jax.lax.map(
             lambda x: token_logprobs(logits(p, x[0], config), x[1], valid_vocab), parts
         )
-        return tuple(x.reshape(-1, *x.shape[2:]) for x in out)
+        return tuple(x.reshape(-1, *x.shape[2:])[:rows] for x in out)
 
     def roll(p: ModelParams, c: Caches, batch: Packed) -> Caches:
         return replay(p, c, unpack(batch), config, groups(config))

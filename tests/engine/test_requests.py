@@ -121,9 +121,10 @@ def test_logprobs_equal_the_oracle(engine: Engine) -> None:
         np.testing.assert_allclose([p for _, p in item.top], best, atol=2e-4)
 
 
-def test_prompt_logprobs_equal_the_oracle_warm_or_cold(engine: Engine) -> None:
+@pytest.mark.parametrize("most", [64, 100])
+def test_prompt_logprobs_equal_the_oracle_warm_or_cold(most: int) -> None:
     """Asked twice, of a prompt longer than a step and already cached: the values stay."""
-    prompt = PROMPT * 3
+    engine, prompt = tiny_engine(max_prefill_tokens=most), PROMPT * 3
     rows = log_softmax(oracle_logits(prompt))
     for name in ("first", "second"):
         result = run(engine, [request(name, prompt, prompt_logprobs=2, max_tokens=2)])[name]
@@ -133,6 +134,7 @@ def test_prompt_logprobs_equal_the_oracle_warm_or_cold(engine: Engine) -> None:
             assert item is not None and item.token_id == prompt[n]
             np.testing.assert_allclose(item.logprob, rows[n - 1, prompt[n]], atol=2e-4)
             assert len(item.top) == 2
+    assert_idle(engine)
 
 
 def test_logit_bias_forces_and_forbids(engine: Engine) -> None:
