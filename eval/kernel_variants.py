@@ -50,7 +50,6 @@ def _scan_tunings(default: PrefillTuning) -> Iterator[PrefillTuning]:
 def _decode_tunings(default: DecodeTuning) -> Iterator[DecodeTuning]:
     for block, warps in ((16, 2), (32, 4), (64, 2), (64, 4)):  # every default is one of them
         yield replace(default, value_block=block, warps=warps)
-    yield replace(default, past_l1=not default.past_l1)
 
 
 def _short_tunings(per_channel: bool) -> Iterator[ShortTuning]:
@@ -68,9 +67,7 @@ def variants(case: KernelCase, interpret: bool) -> list[Variant]:
     answer = reference(case)
     if case.decode:
         s = case.shape
-        default = DecodeTuning.default(
-            case.sequences, s.heads, s.key_dim, s.value_dim, per_channel=s.per_channel
-        )
+        default = DecodeTuning.default(case.sequences, s.heads, s.key_dim, s.value_dim)
         steps = [(t, _decode_step(t, interpret)) for t in list(_decode_tunings(default))[:most]]
         return [
             Variant("decode", t, default, _loop(case, step, expected), _check(case, step, answer))

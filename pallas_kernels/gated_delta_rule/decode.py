@@ -18,34 +18,22 @@ from .key_blocks import l2_scales, over_keys, sum_all
 
 TWO_EACH = 264  # programs: two for each multiprocessor of an H200
 MOST_KEYS = 128  # with a value block of 64 and 4 warps, a state is then 64 registers a thread
-MANY_STATES = 8192  # from which loads past L1 pay with decay of whole heads too
 
 
 @dataclass(frozen=True)
 class DecodeTuning:
     value_block: int = 64
     warps: int = 4
-    past_l1: bool = False  # loads of the state as volatile ones, which leave nothing in L1
 
     @classmethod
-    def default(
-        cls, batch: int, heads: int, key_dim: int, value_dim: int, *, per_channel: bool
-    ) -> DecodeTuning:
-        """Few programs: small blocks, to spread one state over many multiprocessors.
-
-        A state is read once: a line of L1 for it is work for nothing. On an H200 in one process, ms
-        through L1 / past it for 1,024, 4,096, 8,192 states (sequences x heads) of 128 x 128: decay
-        of channels .0417 / .0419, .1528 / .1510, .3059 / .3010; decay of heads .0415 / .0414,
-        .1527 / .1539, .3011 / .2956. No cache modifier says so: `plt.load` takes none but `.ca` and
-        `.cg`, and does not find these.
-        """
+    def default(cls, batch: int, heads: int, key_dim: int, value_dim: int) -> DecodeTuning:
+        """Few programs: small blocks, to spread one state over many multiprocessors."""
         states = batch * heads
-        past_l1 = per_channel or states >= MANY_STATES
         if states <= 128:
-            return cls(value_block=16, warps=2, past_l1=past_l1)
+            return cls(value_block=16, warps=2)
         if states * value_dim < TWO_EACH * 64 or key_dim > MOST_KEYS:
-            return cls(value_block=32, past_l1=past_l1)
-        return cls(past_l1=past_l1)
+            return cls(value_block=32)
+        return cls()
 
 
 def _kernel(
@@ -86,7 +74,9 @@ def _kernel(
         # some to their uses: no access passes a barrier, and no use leaves its branch, which is
         # always taken (layers count from 0).
         cells = [pool_ref.at[slot, layer, head, part, values] for part in keys]
-        raw_state = [plt.load(cell, volatile=tuning.past_l1) for cell in cells]
+        # A state is read once: a line of L1 for it is work for nothing (1 to 2 % on an H200), and
+        # volatile loads leave none. `plt.load` has no cache modifier that says so.
+        raw_state = [plt.load(cell, volatile=True) for cell in cells]
         barrier(interpret)
         raw_q, raw_k = (
             [read(start + first, size) for first, size in cuts] for start in (0, key_dim)
@@ -138,10 +128,7 @@ def decode(
 ) -> tuple[Array, Array]:
     """`decode_gated_delta_rule` as a kernel: a program for each (value block, head, sequence)."""
     batch, (heads, key_dim, value_dim) = qkv.shape[0], pool.shape[2:]
-    per_channel = gates.decay.ndim == 3
-    tuning = tuning or DecodeTuning.default(
-        batch, heads, key_dim, value_dim, per_channel=per_channel
-    )
+    tuning = tuning or DecodeTuning.default(batch, heads, key_dim, value_dim)
     width = dividing_block(value_dim, tuning.value_block)
     tuning = replace(tuning, value_block=width)
     call = triton_call(
