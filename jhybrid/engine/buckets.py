@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -12,6 +13,7 @@ MAX_REPLAYS = 4  # sequences of which one call replays group inputs
 SHORT = 32  # rows whose products run as fast as those of a decode step (see skinny_matmul)
 REPLAY_CALL = 128  # tokens whose replay takes as long as one more call does beside its tokens
 PREFILL_CALL = 256  # the same of a prefill: a step reads all weights, and is sent and answered
+TILE = 128  # rows of a tile of a long step's products (see tiled_matmul)
 LONGEST_REPLAY = 1792  # tokens of one call: those of Qwen3.6-27B hold 2.9 GB until it is done
 
 
@@ -94,6 +96,13 @@ def make_buckets(
     replays = _replay_sizes(min(LONGEST_REPLAY, max_prefill_tokens))
     decode = _powers(2, max(2, max_running), 4)
     return Buckets(tokens, longer, sequences, replays, decode, checkpoint_interval, pages)
+
+
+def table_pages(context: int, page_size: int) -> int:
+    """Pages of a sequence's table: they hold `context` tokens, rounded up to whole tiles. The
+    longest step may be as long, and another number of rows would have slower products."""
+    unit = math.lcm(page_size, TILE)
+    return -(-context // unit) * (unit // page_size)
 
 
 def _replay_sizes(most: int) -> tuple[int, ...]:

@@ -28,7 +28,7 @@ from ..presets import preset
 from ..sharding import make_mesh
 from ..tokenizer.tiktoken import write_tokenizer
 from ..weights import load
-from .buckets import make_buckets
+from .buckets import make_buckets, table_pages
 from .compression import compress
 from .config import EngineConfig, flag, flags_for_requests, idle_flags
 from .engine import Engine
@@ -132,7 +132,7 @@ def create_engine(name: str, engine: EngineConfig, *, warm_up: bool = True) -> E
     params, compression = compress(params, config, engine, dtype, model.folder)
     sizes = size_pools(config, engine, mesh, dtype, context, compression)
     tokenizer = _tokenizer(model.tokenizer_folder)
-    pages = -(-context // engine.page_size)
+    pages = table_pages(context, engine.page_size)
     room = pages * engine.page_size
     longest = min(engine.max_prefill_tokens, room)
     alone = longest if whole_prompt_pays(config, longest, room, dtype) else 0

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import jax
+import jax.numpy as jnp
 import pytest
 
-from jhybrid.engine.buckets import PREFILL_CALL, bucket, make_buckets
+from jhybrid.engine.buckets import PREFILL_CALL, TILE, bucket, make_buckets, table_pages
+from pallas_kernels.tiled_matmul.tuning import TiledTuning
 
 BUCKETS = make_buckets(8192, 4, 512, 100)
 
@@ -90,3 +93,17 @@ def test_no_prefill_takes_half_as_long_again_as_its_tokens() -> None:
             step = buckets.prefill_step([(left, left == tokens)])
             left, cost = left - step, cost + bucket(buckets.prefill_tokens, step) + PREFILL_CALL
         assert cost < 1.5 * (tokens + PREFILL_CALL), tokens
+
+
+@pytest.mark.parametrize("context", [1, 9000, 20000, 31911, 32768])
+@pytest.mark.parametrize("page_size", [8, 16, 48, 256])
+def test_a_step_as_long_as_the_context_has_whole_tiles(context: int, page_size: int) -> None:
+    room = table_pages(context, page_size) * page_size
+    assert context <= room < context + max(3 * TILE, page_size) and room % TILE == 0
+    buckets = make_buckets(32768, 4, 512, room // page_size, longest_alone=min(32768, room))
+    for tokens in buckets.long_tokens:
+        x, weights = (
+            jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in ((tokens, 2560), (1, 2560, 2560))
+        )
+        assert TiledTuning().fits(x, weights), tokens  # type: ignore[arg-type]
+    assert context <= 8192 or buckets.prefill_bucket(context) >= context
