@@ -23,7 +23,7 @@ from pallas_kernels import (
 )
 from pallas_kernels.precision import working_dtype
 
-from ..batch import Batch, Caches, DecodeBatch, DenseBatch, PrefillBatch, wanted_rows
+from ..batch import Batch, Caches, DecodeBatch, DenseBatch, PrefillBatch
 from ..config import AttentionConfig
 from ..params import ParamSpec, scale, weight
 from ..sharding import AXIS
@@ -77,8 +77,7 @@ def gated_attention(
 ) -> tuple[Float[Array, "*B D"], Caches | None]:
     """One mixer's result plus the residual; `layer` counts the full layers. Caches are None for a
     DenseBatch."""
-    factors = (Factor(w[None]) for w in (params.q, params.k, params.v))
-    both, k, v = project_all(x, *factors, count=wanted_rows(batch))
+    both, k, v = project_all(x, *(Factor(w[None]) for w in (params.q, params.k, params.v)))
     q, norms = both, None  # [..., H, G, Dh]: a gate may stand beside each query
     if config.qk_norm == "full":
         q = _norm_of_all(both[..., :1, :], params.q_norm[:, None], norm_eps)
@@ -102,7 +101,7 @@ def gated_attention(
     if config.output_gate:
         gate = both[..., 1, :].astype(working_dtype(x))
         o = o.astype(gate.dtype) * jax.nn.sigmoid(gate)
-    return reduce_project(o.astype(x.dtype), params.out, residual, count=wanted_rows(batch)), caches
+    return reduce_project(o.astype(x.dtype), params.out, residual), caches
 
 
 def _norm_of_all(x: Array, norm: Array, eps: float) -> Array:

@@ -19,7 +19,7 @@ from jaxtyping import Float
 from pallas_kernels import Gates, Part, gated_rms_norm
 from pallas_kernels.precision import working_dtype
 
-from ..batch import Batch, Caches, ReplayBatch, wanted_rows
+from ..batch import Batch, Caches, ReplayBatch
 from ..config import LinearAttentionConfig
 from ..params import ParamSpec, scale, weight
 from .delta_rule import RuleInputs, convolve, delta_rule
@@ -72,9 +72,7 @@ def gated_delta_net(
     DenseBatch."""
     inputs, mixed, caches = gated_delta_net_inputs(params, x, caches, layer, batch, config)
     o, caches = delta_rule(inputs, caches, layer, batch, config)
-    return gated_delta_net_output(
-        params, o, mixed, config, residual, count=wanted_rows(batch)
-    ), caches
+    return gated_delta_net_output(params, o, mixed, config, residual), caches
 
 
 def gated_delta_net_inputs(
@@ -89,7 +87,7 @@ def gated_delta_net_inputs(
     """What the recurrence reads, and the projection whose last channels are the output gate z,
     which waits for the recurrence's result."""
     gates = Factor(params.ba, working_dtype(x))
-    mixed, beta, decay = project_all(x, Factor(params.qkvz[None]), gates, count=wanted_rows(batch))
+    mixed, beta, decay = project_all(x, Factor(params.qkvz[None]), gates)
     beta, decay = (y.reshape(*x.shape[:-1], -1) for y in (beta, decay))
     gates = Gates(decay, beta, params.A_log.reshape(-1), params.dt_bias.reshape(-1))
 
@@ -104,12 +102,10 @@ def gated_delta_net_output(
     config: LinearAttentionConfig,
     residual: Float[Array, "*B D"] | None = None,
     start: int | Array | None = None,
-    *,
-    count: Array | None = None,
 ) -> Float[Array, "*B D"]:
     """The recurrence's result normalised, gated and projected back to the model's width, plus the
     residual."""
     norm = (params.norm, mixed, config.conv_width, config.norm_eps)
     o = gated_rms_norm(o, *norm, jax.nn.silu, mixed.dtype, start)
     o = o.reshape(*mixed.shape[:-1], config.group, config.value_dim)
-    return reduce_project(o, params.out, residual, count=count)
+    return reduce_project(o, params.out, residual)

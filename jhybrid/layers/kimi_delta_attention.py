@@ -20,7 +20,7 @@ from jaxtyping import Float
 from pallas_kernels import Gates, Part, gated_rms_norm
 from pallas_kernels.precision import working_dtype
 
-from ..batch import Batch, Caches, ReplayBatch, wanted_rows
+from ..batch import Batch, Caches, ReplayBatch
 from ..config import LinearAttentionConfig
 from ..params import ParamSpec, scale, weight
 from .delta_rule import RuleInputs, convolve, delta_rule
@@ -96,9 +96,7 @@ def kimi_delta_attention(
     DenseBatch."""
     inputs, caches = kimi_delta_attention_inputs(params, x, caches, layer, batch, config)
     o, caches = delta_rule(inputs, caches, layer, batch, config)
-    return kimi_delta_attention_output(
-        params, o, x, config, residual, count=wanted_rows(batch)
-    ), caches
+    return kimi_delta_attention_output(params, o, x, config, residual), caches
 
 
 def kimi_delta_attention_inputs(
@@ -117,7 +115,6 @@ def kimi_delta_attention_inputs(
         Factor(params.qkv[None]),
         Factor(params.decay_down[None]),
         Factor(params.beta[None], work),
-        count=wanted_rows(batch),
     )
     z = project(inner, params.decay_up, dtype=work)  # [..., H, K]
     gates = Gates(z, beta, params.A_log, params.dt_bias)
@@ -132,8 +129,6 @@ def kimi_delta_attention_output(
     config: LinearAttentionConfig,
     residual: Float[Array, "*B D"] | None = None,
     start: int | Array | None = None,
-    *,
-    count: Array | None = None,
 ) -> Float[Array, "*B D"]:
     """The recurrence's result normalised, gated by the mixer's input x and projected back, plus the
     residual."""
@@ -142,4 +137,4 @@ def kimi_delta_attention_output(
     gate = project(inner, params.gate_up, dtype=work)  # [..., H, V]
     norm = (params.norm, gate, 0, config.norm_eps)
     o = gated_rms_norm(o, *norm, jax.nn.sigmoid, x.dtype, start)
-    return reduce_project(o, params.out, residual, count=count)
+    return reduce_project(o, params.out, residual)

@@ -57,5 +57,5 @@ def mlp(
     count: Int32[Array, ""] | None = None,
 ) -> Float[Array, "... D"]:
     """The block's result, plus the residual; of a prefill's rows the first `count` are wanted."""
-    h = gated_project(x, params.gate_up, activation_of(kind), count=count)
-    return reduce_project(h, params.down, residual, count=count)
+    h = gated_project(x, params.gate_up, activation_of(kind), count)
+    return reduce_project(h, params.down, residual)

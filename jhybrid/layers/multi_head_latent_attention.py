@@ -23,7 +23,7 @@ from jaxtyping import Float
 from pallas_kernels import decode_paged_attention, ragged_paged_attention, write_pages
 from pallas_kernels.precision import working_dtype
 
-from ..batch import Batch, Caches, DecodeBatch, DenseBatch, PrefillBatch, wanted_rows
+from ..batch import Batch, Caches, DecodeBatch, DenseBatch, PrefillBatch
 from ..config import LatentAttentionConfig
 from ..params import scale, weight
 from .gated_attention import attend_rows
@@ -76,12 +76,11 @@ def latent_attention(
 ) -> tuple[Float[Array, "*B D"], Caches | None]:
     """One mixer's result plus the residual; `layer` counts the full layers. Caches are None for a
     DenseBatch."""
-    inner, count = x, wanted_rows(batch)
+    inner = x
     if params.q_down is not None:
-        inner = project(x, params.q_down, count=count)
-        inner = rms_norm(inner, params.q_norm, config.norm_eps)
-    q = project(inner, params.q, count=count)  # [..., H, N + S]
-    row = project(x, params.kv, count=count)  # [..., L + S]
+        inner = rms_norm(project(x, params.q_down), params.q_norm, config.norm_eps)
+    q = project(inner, params.q)  # [..., H, N + S]
+    row = project(x, params.kv)  # [..., L + S]
     latent = rms_norm(row[..., : config.latent_dim], params.kv_norm, config.norm_eps)
     shared = row[..., config.latent_dim :]
     if isinstance(batch, DenseBatch):
@@ -95,7 +94,7 @@ def latent_attention(
     if params.gate is not None:
         gate = project(x, params.gate, dtype=working_dtype(x))
         o = o.astype(gate.dtype) * jax.nn.sigmoid(gate)
-    return reduce_project(o.astype(x.dtype), params.out, residual, count=count), caches
+    return reduce_project(o.astype(x.dtype), params.out, residual), caches
 
 
 def _attend_pages(
