@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 
-from jhybrid.engine.buckets import bucket
+from jhybrid.engine.buckets import Buckets, bucket
 from jhybrid.engine.model_runner import ModelRunner
 from jhybrid.engine.programs import PREFILL, Shape
 from jhybrid.engine.sampler import SampleMode
@@ -25,38 +25,30 @@ def used_programs(runner: ModelRunner, prompts: int, length: int) -> set[Program
     """Of `prompts` sequences, prefilled as the scheduler packs them and decoded as they are."""
     b, found, running = runner.buckets, set[Program](), 0
     most = (*b.prefill_tokens, *b.long_tokens)[-1]
-    for tokens, pieces, fresh, done in _prefill_steps(
-        prompts, length, b.prefill_step, most, b.prefill_sequences[-1]
-    ):
+    for tokens, pieces, fresh, done in _prefill_steps(prompts, length, b, most):
         size, sequences = b.prefill_bucket(tokens), bucket(b.prefill_sequences, pieces)
         whole = pieces == 1 and fresh and runner.prefers_whole_prompt(size)
         running += done
         decode = bucket(b.decode, max(1, running))
         found |= {(name, (size, sequences, int(whole))) for name in PREFILL}
-        found |= {(name, (decode,)) for name in ("decode", "set_lines")}
+        found |= {(name, (decode,)) for name in ("decode", "set_lines", "add_pages")}
         found |= {(f"draw-{SampleMode.GREEDY.name}", (n,)) for n in (sequences, decode)}
-    found.add(("add_pages", (bucket(b.decode, prompts),)))
     return found
 
 
 def _prefill_steps(
-    prompts: int,
-    length: int,
-    step: Callable[[list[tuple[int, bool]]], int],
-    most: int,
-    most_pieces: int,
+    prompts: int, length: int, buckets: Buckets, most: int
 ) -> Iterator[tuple[int, int, bool, int]]:
     """Tokens and prompts of each step, whether it begins a prompt, and how many it ends."""
     left = [length] * prompts
     while left:
-        fresh, before, pieces, room = left[0] == length, len(left), 0, most
+        fresh, before, pieces = left[0] == length, len(left), 0
         waiting = list[tuple[int, bool]]()
-        for tokens in left[:most_pieces]:
-            if room == 0:
+        for tokens in left[: buckets.prefill_sequences[-1]]:
+            waiting.append((min(tokens, most), tokens == length))
+            if buckets.fill_step(waiting):
                 break
-            waiting.append((min(tokens, room), tokens == length))
-            room -= waiting[-1][0]
-        tokens = budget = step(waiting)
+        tokens = budget = min(most, buckets.prefill_step(waiting))
         while left and budget:
             size = min(budget, left[0])
             budget, pieces, left[0] = budget - size, pieces + 1, left[0] - size

@@ -43,14 +43,21 @@ class Buckets:
 
         Each is (tokens, whether the sequence is at its beginning). A long one that is goes alone.
         """
-        longest = self.prefill_tokens[-1]
-        alone = [bool(self.long_tokens) and new and n > longest for n, new in waiting]
-        if any(alone[:1]):
+        if waiting and self._goes_alone(*waiting[0]):
             sizes, tokens = (*self.prefill_tokens, *self.long_tokens), waiting[0][0]
         else:
-            before = itertools.takewhile(lambda item: not item[1], zip(waiting, alone, strict=True))
-            sizes, tokens = self.prefill_tokens, sum(n for (n, _), _ in before)
+            before = itertools.takewhile(lambda item: not self._goes_alone(*item), waiting)
+            sizes, tokens = self.prefill_tokens, sum(n for n, _ in before)
         return min(tokens, _calls(sizes, tokens, PREFILL_CALL)[0]) if tokens else 0
+
+    def fill_step(self, waiting: Sequence[tuple[int, bool]]) -> bool:
+        """Whether no sequence after these would run in the next step. It is better admitted later,
+        when what runs now may be a hit for it."""
+        total = sum(n for n, _ in waiting)
+        return total >= self.prefill_tokens[-1] or any(self._goes_alone(*one) for one in waiting)
+
+    def _goes_alone(self, tokens: int, new: bool) -> bool:
+        return bool(self.long_tokens) and new and tokens > self.prefill_tokens[-1]
 
     def prefill_bucket(self, tokens: int) -> int:
         return bucket((*self.prefill_tokens, *self.long_tokens), tokens)

@@ -60,7 +60,7 @@ class Engine:
             max_running=config.max_running,
             max_prefill_tokens=config.max_prefill_tokens,
             max_prefill_sequences=runner.buckets.prefill_sequences[-1],
-            prefill_step=runner.buckets.prefill_step,
+            buckets=runner.buckets,
             caching=config.recovery != "off",
             replay_window=runner.compression.window if runner.compression else 0,
             max_replays=MAX_REPLAYS,

@@ -7,10 +7,11 @@ from then on the device will have done it before anything later, so the tree may
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from ..cache.admission import Admission
 from ..cache.cache_manager import CacheManager
+from .buckets import Buckets
 from .host_spans import host_span
 from .plan import Piece, Plan, Replay
 from .recovery import STRICT, ReplayRules, choose
@@ -25,19 +26,18 @@ class Scheduler:
         max_running: int,
         max_prefill_tokens: int,
         max_prefill_sequences: int,
-        prefill_step: Callable[[list[tuple[int, bool]]], int],
+        buckets: Buckets,
         caching: bool,
         replay_window: int = 0,
         max_replays: int = 1,
         exact_inputs: bool = True,
     ) -> None:
-        """`prefill_step`: how many of the tokens that sequences wait for should be prefilled now
-        (see `Buckets.prefill_step`).
+        """`buckets`: they say how many of the tokens that sequences wait for a step should take.
         `replay_window`: tokens that a refresh runs at most. `max_replays`: sequences that replay
         group inputs in one step. `exact_inputs`: those are kept as they were computed."""
         self.cache = cache
         self.max_prefill_tokens = max_prefill_tokens
-        self.max_prefill_sequences, self.prefill_step = max_prefill_sequences, prefill_step
+        self.max_prefill_sequences, self.buckets = max_prefill_sequences, buckets
         self.replay_window, self.max_replays = replay_window, max_replays
         self.caching, self.exact_inputs = caching, exact_inputs
         self.waiting: deque[Sequence] = deque()
@@ -76,10 +76,12 @@ class Scheduler:
                 if budget == 0:
                     break
             ready.append(sequence)
-            size = min(budget, sequence.ready_until - sequence.dispatched)
+            # All that it waits for, even if less is left: a long prompt goes alone or not at all.
+            size = min(self.max_prefill_tokens, sequence.ready_until - sequence.dispatched)
             waiting.append((size, sequence.dispatched == 0))
-            budget -= size
-        self._add_pieces(plan, ready, self.prefill_step(waiting))
+            if self.buckets.fill_step(waiting):
+                break
+        self._add_pieces(plan, ready, min(budget, self.buckets.prefill_step(waiting)))
         return plan
 
     def _to_prefill(self, plan: Plan) -> Iterator[Sequence]:

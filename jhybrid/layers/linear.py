@@ -1,10 +1,11 @@
 """Matrix products of the layers: weights are [out..., in...], partial sums meet over `tp`.
 
-Sums are in float32 whatever the result: a product rounds once, at its end. A decode step's few rows
-go to a kernel that streams the weights (see pallas_kernels.skinny_matmul), where products of the
+Sums are in float32 whatever the result. A decode step's few rows round once, at their end: they go
+to a kernel that streams the weights (see pallas_kernels.skinny_matmul), where products of the
 same rows share a launch, and the residual stream is added before the result is stored. The many
 rows of a prefill go to cuBLAS, but for a gated product: there the activation would be a pass over
-memory, and pallas_kernels.tiled_matmul has it beside its products.
+memory, and pallas_kernels.tiled_matmul has it beside its products. Both round to x's type before
+they combine or add.
 """
 
 from __future__ import annotations

@@ -107,3 +107,10 @@ def test_a_step_as_long_as_the_context_has_whole_tiles(context: int, page_size: 
         )
         assert TiledTuning().fits(x, weights), tokens  # type: ignore[arg-type]
     assert context <= 8192 or buckets.prefill_bucket(context) >= context
+
+
+def test_a_step_is_full_when_nobody_else_would_run_in_it() -> None:
+    buckets = make_buckets(32768, 4, 512, 100, longest_alone=32768)
+    assert not buckets.fill_step([(5000, True), (3000, True)])
+    assert buckets.fill_step([(5000, True), (3192, False)])
+    assert buckets.fill_step([(9000, True)]) and buckets.fill_step([(100, True), (9000, True)])

@@ -90,3 +90,15 @@ def test_no_program_is_missing_after_a_start(engine: Engine) -> None:
     assert ran <= {(name, size) for name, size, _ in warm_up_calls(engine.runner)}
     longest = {size for name, size in ran if name == "prefill-lower" and size[0] > SHARED}
     assert longest and all(size[1:] == (2, 1) for size in longest)
+
+
+def test_prompts_that_wait_for_a_step_of_their_own_find_what_ran_before(engine: Engine) -> None:
+    """Admitted no sooner than they can run, all but the first are hits of what they share."""
+    rng = np.random.default_rng(3)
+    shared = random_prompt(rng, 120)
+    prompts = {f"r{n}": [*shared, *random_prompt(rng, 8)] for n in range(4)}
+    found = run(engine, [request(name, prompt) for name, prompt in prompts.items()])
+    matched = [found[name].usage.matched_tokens for name in prompts]
+    assert matched[0] == 0 and all(n == 120 for n in matched[1:])
+    for name, prompt in prompts.items():
+        assert_greedy(prompt, found[name].token_ids)
