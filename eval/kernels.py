@@ -29,6 +29,7 @@ from .op_case import OpCase
 from .op_cases import op_cases, tiny_op_cases
 from .product_cases import product_cases, tiny_product_cases
 from .results import Result, ResultsFile
+from .tiled_case import tiled_cases, tiny_tiled_cases
 from .variant import Variant
 
 Case = KernelCase | AttentionCase | OpCase
@@ -39,6 +40,7 @@ SETS: dict[str, tuple[Callable[[], Sequence[Case]], Callable[[], Sequence[Case]]
     "attention": (attention_cases, tiny_attention_cases),
     "ops": (op_cases, tiny_op_cases),
     "products": (product_cases, tiny_product_cases),
+    "tiled": (tiled_cases, tiny_tiled_cases),
 }
 ARMS = ("pallas", "auto", "xla", "fla", "cudnn")
 TOGETHER = 8  # cases whose inputs are on the device at once
