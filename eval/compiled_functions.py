@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from jhybrid.layers.mlp import activation_of
 from pallas_kernels import Product, causal_conv1d, ragged_pack, skinny_matmuls, tiled_matmul
 from pallas_kernels.arg_specs import (
     ATTENTION_SHAPES,
@@ -112,7 +113,7 @@ def experts_functions() -> Iterator[tuple[Callable, Any]]:
     down = jax.ShapeDtypeStruct((256, 2048, 512), jnp.bfloat16)
 
     def first(x: Any, w: Any, sizes: Any, rows: Any) -> Any:
-        op = _in_pallas(grouped_matmul, combine=_swiglu, dtype=x.dtype)
+        op = _in_pallas(grouped_matmul, combine=activation_of("silu"), dtype=x.dtype)
         return op(x, w, sizes, rows=rows)
 
     for tokens in (1, 512, 2048, 8192):
@@ -170,7 +171,9 @@ def product_functions() -> Iterator[tuple[Callable, Any]]:
         return _in_pallas(skinny_matmuls)(x, products, (scale, 1e-6))
 
     def gated(x: Any, scale: Any, gate_up: Any) -> Any:
-        return _in_pallas(skinny_matmuls)(x, (Product(gate_up, _swiglu),), (scale, 1e-6))
+        return _in_pallas(skinny_matmuls)(
+            x, (Product(gate_up, activation_of("silu")),), (scale, 1e-6)
+        )
 
     def add(x: Any, w: Any, residual: Any) -> Any:
         return _in_pallas(skinny_matmuls)(x, (Product(w, residual=residual),))
@@ -194,13 +197,9 @@ def tiled_functions() -> Iterator[tuple[Callable, Any]]:
     def run(combine: Any, x: Any, w: Any, residual: Any, count: Any) -> Any:
         return _in_pallas(tiled_matmul)(x, w, combine, residual, count)
 
-    yield functools.partial(run, _swiglu), (x, bf16((2, 9216, 2560)), None, count)
+    yield functools.partial(run, activation_of("silu")), (x, bf16((2, 9216, 2560)), None, count)
     yield functools.partial(run, None), (x, bf16((1, 12288, 2560)), None, count)
     yield functools.partial(run, None), (bf16((8192, 9216)), bf16((1, 2560, 9216)), x, count)
-
-
-def _swiglu(gate: Any, up: Any) -> Any:
-    return jax.nn.silu(gate) * up
 
 
 def _in_pallas(op: Callable, **options: Any) -> Callable:

@@ -8,8 +8,8 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import Array
 
+from jhybrid.layers.mlp import activation_of
 from pallas_kernels import grouped_matmul
 from pallas_kernels.grouped_matmul import kernel as matmul_kernel
 from pallas_kernels.grouped_matmul.tuning import MatmulTuning
@@ -90,7 +90,7 @@ class ExpertsCase(OpCase):
     def step(self, state: Any, inputs: Any, **options: Any) -> tuple[Any, Any]:
         x, w, sizes, source = inputs
         op: Any = matmul_kernel.grouped_matmul if "tuning" in options else grouped_matmul
-        combine = _swiglu if self.product == "gate_up" else None
+        combine = activation_of("silu") if self.product == "gate_up" else None
         options.setdefault("dtype", jnp.bfloat16)
         return op(x, w, sizes, rows=source, combine=combine, **options), state
 
@@ -119,7 +119,3 @@ class ExpertsCase(OpCase):
                 (16, 64, 128, 4, 6),
             )
         return [default, *(MatmulTuning(*size) for size in sizes)]
-
-
-def _swiglu(gate: Array, up: Array) -> Array:
-    return jax.nn.silu(gate) * up

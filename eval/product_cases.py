@@ -8,8 +8,8 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import Array
 
+from jhybrid.layers.mlp import activation_of
 from pallas_kernels import Product, skinny_matmuls
 from pallas_kernels.skinny_matmul import kernel
 from pallas_kernels.skinny_matmul.tuning import MAX_VECTOR_ROWS, SkinnyTuning
@@ -63,7 +63,7 @@ class ProductCase(OpCase):
     def step(self, state: Any, inputs: Any, **options: Any) -> tuple[Any, Any]:
         x, weights = inputs
         op: Any = kernel.skinny_matmuls if "tuning" in options else skinny_matmuls
-        combine = _swiglu if self.gated else None
+        combine = activation_of("silu") if self.gated else None
         residual = None if self.normed else state
         products = [Product(w, combine, residual=residual) for w in weights]
         norm = (jnp.ones((self.inner,), jnp.float32), EPS) if self.normed else None
@@ -85,10 +85,6 @@ class ProductCase(OpCase):
             out += [SkinnyTuning(2, 512, 1, unroll=5), SkinnyTuning(4, 512, 2, unroll=2)]
             out += [SkinnyTuning(2, 1024, 4), SkinnyTuning(4, 1024, 4)]
         return out
-
-
-def _swiglu(gate: Array, up: Array) -> Array:
-    return jax.nn.silu(gate) * up
 
 
 def product_cases() -> list[OpCase]:

@@ -7,8 +7,8 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import Array
 
+from jhybrid.layers.mlp import activation_of
 from pallas_kernels import tiled_matmul
 from pallas_kernels.tiled_matmul import kernel
 from pallas_kernels.tiled_matmul.tuning import TiledTuning
@@ -52,23 +52,22 @@ class TiledCase(OpCase):
         x, weights = inputs
         count = jnp.int32(self.count)
         op: Any = kernel.tiled_matmul if "tuning" in options else tiled_matmul
-        return op(x, weights, _swiglu, None, count, **options), state
+        return op(x, weights, activation_of("silu"), None, count, **options), state
 
     def compared(self, results: Any) -> Any:
         """Rows of padding may be zeros or not."""
         return results[0][: self.count]
 
     def tunings(self) -> list[Any]:
-        default = TiledTuning(piece=32)
+        shapes = (self.rows, self.inner), (2, self.width, self.inner)
+        avals: list[Any] = [jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in shapes]
+        default = TiledTuning.default(*avals, interpret=False)
+        assert default is not None
         return [default, replace(default, stripe=16), replace(default, pair=False)]
 
     def variants(self, interpret: bool) -> list[Variant]:
         """None interpreted: the interpreter knows no blocks that share a load."""
         return [] if interpret else super().variants(interpret)
-
-
-def _swiglu(gate: Array, up: Array) -> Array:
-    return jax.nn.silu(gate) * up
 
 
 def tiled_cases() -> list[TiledCase]:

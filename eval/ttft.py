@@ -131,7 +131,7 @@ def compile_large(runner: ModelRunner, suffix: int) -> None:
     """What takes long to compile, at once; all else is compiled when it first runs."""
     b = runner.buckets
     question = b.prefill_bucket(b.prefill_step([(suffix, False)]))
-    used = (*b.prefill_tokens, *b.long_tokens)[-1], question
+    used = b.all_prefill_tokens[-1], question
 
     def needed(name: str, size: tuple[int, ...]) -> bool:
         return name == "replay" or (name in PREFILL and size[0] in used)

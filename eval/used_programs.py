@@ -24,8 +24,7 @@ def compile_used(runner: ModelRunner, batches: Iterable[tuple[int, int]]) -> Non
 def used_programs(runner: ModelRunner, prompts: int, length: int) -> set[Program]:
     """Of `prompts` sequences, prefilled as the scheduler packs them and decoded as they are."""
     b, found, running = runner.buckets, set[Program](), 0
-    most = (*b.prefill_tokens, *b.long_tokens)[-1]
-    for tokens, pieces, fresh, done in _prefill_steps(prompts, length, b, most):
+    for tokens, pieces, fresh, done in _prefill_steps(prompts, length, b):
         size, sequences = b.prefill_bucket(tokens), bucket(b.prefill_sequences, pieces)
         whole = pieces == 1 and fresh and runner.prefers_whole_prompt(size)
         running += done
@@ -37,16 +36,16 @@ def used_programs(runner: ModelRunner, prompts: int, length: int) -> set[Program
 
 
 def _prefill_steps(
-    prompts: int, length: int, buckets: Buckets, most: int
+    prompts: int, length: int, buckets: Buckets
 ) -> Iterator[tuple[int, int, bool, int]]:
     """Tokens and prompts of each step, whether it begins a prompt, and how many it ends."""
-    left = [length] * prompts
+    left, most = [length] * prompts, buckets.all_prefill_tokens[-1]
     while left:
         fresh, before, pieces = left[0] == length, len(left), 0
         waiting = list[tuple[int, bool]]()
         for tokens in left[: buckets.prefill_sequences[-1]]:
             waiting.append((min(tokens, most), tokens == length))
-            if buckets.fill_step(waiting):
+            if buckets.is_full(waiting):
                 break
         tokens = budget = min(most, buckets.prefill_step(waiting))
         while left and budget:

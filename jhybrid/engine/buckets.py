@@ -7,13 +7,15 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from pallas_kernels.tiled_matmul.tuning import TiledTuning
+
 MOVES = 8  # states that one call packs or restores
 LONG_STEP = 8192  # tokens of a prefill: more at once pay for a whole prompt's attention alone
 MAX_REPLAYS = 4  # sequences of which one call replays group inputs
 SHORT = 32  # rows whose products run as fast as those of a decode step (see skinny_matmul)
 REPLAY_CALL = 128  # tokens whose replay takes as long as one more call does beside its tokens
 PREFILL_CALL = 256  # the same of a prefill: a step reads all weights, and is sent and answered
-TILE = 128  # rows of a tile of a long step's products (see tiled_matmul)
+TILE = TiledTuning.rows  # of a long step's products
 LONGEST_REPLAY = 1792  # tokens of one call: those of Qwen3.6-27B hold 2.9 GB until it is done
 
 
@@ -26,6 +28,10 @@ class Buckets:
     decode: tuple[int, ...]
     checkpoint_interval: int
     pages: int  # page-table width
+
+    @property
+    def all_prefill_tokens(self) -> tuple[int, ...]:
+        return (*self.prefill_tokens, *self.long_tokens)
 
     def segments(self, tokens: int, sequences: int) -> int:
         """Segments of a prefill: its checkpoints on the grid, and four for each sequence (a part of
@@ -44,13 +50,13 @@ class Buckets:
         Each is (tokens, whether the sequence is at its beginning). A long one that is goes alone.
         """
         if waiting and self._goes_alone(*waiting[0]):
-            sizes, tokens = (*self.prefill_tokens, *self.long_tokens), waiting[0][0]
+            sizes, tokens = self.all_prefill_tokens, waiting[0][0]
         else:
             before = itertools.takewhile(lambda item: not self._goes_alone(*item), waiting)
             sizes, tokens = self.prefill_tokens, sum(n for n, _ in before)
         return min(tokens, _calls(sizes, tokens, PREFILL_CALL)[0]) if tokens else 0
 
-    def fill_step(self, waiting: Sequence[tuple[int, bool]]) -> bool:
+    def is_full(self, waiting: Sequence[tuple[int, bool]]) -> bool:
         """Whether no sequence after these would run in the next step. It is better admitted later,
         when what runs now may be a hit for it."""
         total = sum(n for n, _ in waiting)
@@ -60,7 +66,7 @@ class Buckets:
         return bool(self.long_tokens) and new and tokens > self.prefill_tokens[-1]
 
     def prefill_bucket(self, tokens: int) -> int:
-        return bucket((*self.prefill_tokens, *self.long_tokens), tokens)
+        return bucket(self.all_prefill_tokens, tokens)
 
 
 def _calls(sizes: tuple[int, ...], tokens: int, call: int) -> tuple[int, ...]:

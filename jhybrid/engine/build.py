@@ -134,8 +134,7 @@ def create_engine(name: str, engine: EngineConfig, *, warm_up: bool = True) -> E
     tokenizer = _tokenizer(model.tokenizer_folder)
     pages = table_pages(context, engine.page_size)
     room = pages * engine.page_size
-    longest = min(engine.max_prefill_tokens, room)
-    alone = longest if whole_prompt_pays(config, longest, room, dtype) else 0
+    alone = room if whole_prompt_pays(config, room, room, dtype) else 0
     runner = ModelRunner(
         params,
         config,

@@ -59,7 +59,6 @@ class Engine:
             cache,
             max_running=config.max_running,
             max_prefill_tokens=config.max_prefill_tokens,
-            max_prefill_sequences=runner.buckets.prefill_sequences[-1],
             buckets=runner.buckets,
             caching=config.recovery != "off",
             replay_window=runner.compression.window if runner.compression else 0,

@@ -25,19 +25,18 @@ class Scheduler:
         *,
         max_running: int,
         max_prefill_tokens: int,
-        max_prefill_sequences: int,
         buckets: Buckets,
         caching: bool,
         replay_window: int = 0,
         max_replays: int = 1,
         exact_inputs: bool = True,
     ) -> None:
-        """`buckets`: they say how many of the tokens that sequences wait for a step should take.
+        """`buckets`: they say how many sequences a step prefills, and how many of their tokens.
         `replay_window`: tokens that a refresh runs at most. `max_replays`: sequences that replay
         group inputs in one step. `exact_inputs`: those are kept as they were computed."""
         self.cache = cache
         self.max_prefill_tokens = max_prefill_tokens
-        self.max_prefill_sequences, self.buckets = max_prefill_sequences, buckets
+        self.buckets = buckets
         self.replay_window, self.max_replays = replay_window, max_replays
         self.caching, self.exact_inputs = caching, exact_inputs
         self.waiting: deque[Sequence] = deque()
@@ -65,7 +64,7 @@ class Scheduler:
             waits = not (sequence.kv_arrived or kv_arrives)
             if waits and not sequence.spans:
                 continue
-            if budget == 0 or len(ready) == self.max_prefill_sequences:
+            if budget == 0 or len(ready) == self.buckets.prefill_sequences[-1]:
                 break
             if sequence.spans:
                 if len(plan.replays) == self.max_replays:
@@ -79,7 +78,7 @@ class Scheduler:
             # All that it waits for, even if less is left: a long prompt goes alone or not at all.
             size = min(self.max_prefill_tokens, sequence.ready_until - sequence.dispatched)
             waiting.append((size, sequence.dispatched == 0))
-            if self.buckets.fill_step(waiting):
+            if self.buckets.is_full(waiting):
                 break
         self._add_pieces(plan, ready, min(budget, self.buckets.prefill_step(waiting)))
         return plan

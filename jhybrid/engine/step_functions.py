@@ -28,15 +28,7 @@ from ..retention.movers import CompressedPool, load, store
 from ..sharding import AXIS, REPLICATED, sharded
 from .decode_lines import DecodeLines, Drawn, add_pages, decode_batch, set_lines
 from .host_moves import put_name, put_sizes
-from .sampler import (
-    Sampled,
-    SampleMode,
-    SamplerRows,
-    sample,
-    set_row,
-    set_seen,
-    token_logprobs,
-)
+from .sampler import Sampled, SampleMode, SamplerRows, sample, set_row, set_seen, token_logprobs
 
 LOGPROB_BLOCK = 64  # prompt positions whose logits are in memory at once
 

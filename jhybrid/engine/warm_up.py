@@ -49,7 +49,7 @@ def warm_up_calls(runner: ModelRunner) -> Iterator[Call]:
         for mode in SampleMode:
             args = (params, rows, runner.hidden_shape(size), np.full(size, -1, np.int32))
             yield f"draw-{mode.name}", (size,), args
-    for tokens in (*b.prefill_tokens, *b.long_tokens):
+    for tokens in b.all_prefill_tokens:
         targets = np.zeros(tokens, np.int32)
         yield "prompt_logprobs", (tokens,), (params, runner.hidden_shape(tokens), targets)
     row = jax.tree.map(lambda x: np.zeros(x.shape[1:], x.dtype), rows)
@@ -82,7 +82,7 @@ def warm_up_steps(runner: ModelRunner) -> int:
 def _prefills(runner: ModelRunner) -> Iterator[tuple[int, int, bool]]:
     """Tokens, sequences, and whether they are one whole prompt."""
     b = runner.buckets
-    for tokens in reversed((*b.prefill_tokens, *b.long_tokens)):
+    for tokens in reversed(b.all_prefill_tokens):
         if runner.prefers_whole_prompt(tokens):
             yield tokens, b.prefill_sequences[0], True
         if tokens in b.prefill_tokens:

@@ -20,7 +20,7 @@ from pallas_kernels import Product, skinny_matmuls, tiled_matmul
 from pallas_kernels.precision import working_dtype
 
 from ..sharding import AXIS
-from .norm import Normed
+from .norm import Normed, value_of
 
 # A start lowers the tiled product in each program that has it, .65 s of Python on its one thread:
 # short prefills, which gain less, go without.
@@ -60,8 +60,7 @@ def gated_project(
     """
     matrices, shape = _matrices(weight, weight.ndim - 2), (*x.shape[:-1], *weight.shape[1:-1])
     if count is not None and x.shape[0] >= MANY_ROWS:
-        rows = x.value if isinstance(x, Normed) else x
-        return tiled_matmul(rows, matrices, activation, count=count).reshape(shape)
+        return tiled_matmul(value_of(x), matrices, activation, count=count).reshape(shape)
     rows, norm = _rows(x, x.ndim - 1)
     return skinny_matmuls(rows, (Product(matrices, activation),), norm)[0].reshape(shape)
 

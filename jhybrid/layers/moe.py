@@ -9,7 +9,6 @@ experts and the partial sums meet once.
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import jax
@@ -25,7 +24,7 @@ from ..config import Activation, MoEConfig
 from ..params import ParamSpec, scale, weight
 from ..sharding import AXIS
 from .linear import gated_project, project
-from .mlp import MLPParams, gated_activation, mlp_specs
+from .mlp import MLPParams, activation_of, mlp_specs
 from .norm import rms_norm
 
 
@@ -135,9 +134,10 @@ def run_experts(
     flat = experts.reshape(-1)
     order = jnp.argsort(flat, stable=True)
     sizes = jnp.bincount(flat, length=params.router.shape[0]).astype(jnp.int32)
-    gated = functools.partial(gated_activation, kind=activation)
     rows, dtype = order // top, x.dtype  # sums are rounded once; the inputs are read in place
-    h = grouped_matmul(x, params.gate_up, sizes, rows=rows, combine=gated, dtype=dtype)
+    h = grouped_matmul(
+        x, params.gate_up, sizes, rows=rows, combine=activation_of(activation), dtype=dtype
+    )
     y = grouped_matmul(h, params.down, sizes, dtype=dtype)[jnp.argsort(order)]
     # Summed per token in the order of its own experts, whoever else is in the batch.
     y = y.reshape(count, top, -1).astype(weights.dtype)
@@ -151,8 +151,7 @@ def shared_expert(
     work = working_dtype(x)
     if params.shared is None:
         return jnp.zeros(x.shape, work)
-    gated = functools.partial(gated_activation, kind=activation)
-    h = gated_project(x, params.shared.gate_up, gated)
+    h = gated_project(x, params.shared.gate_up, activation_of(activation))
     y = project(h, params.shared.down, dtype=work)
     if params.shared_gate is None:
         return y

@@ -39,4 +39,8 @@ class Normed:
         return self.x.dtype
 
 
-__all__ = ["Normed", "rms_norm"]
+def value_of(x: Float[Array, "... D"] | Normed) -> Float[Array, "... D"]:
+    return x.value if isinstance(x, Normed) else x
+
+
+__all__ = ["Normed", "rms_norm", "value_of"]

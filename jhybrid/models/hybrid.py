@@ -30,7 +30,7 @@ from ..layers.linear import project
 from ..layers.mlp import MLPParams, mlp
 from ..layers.moe import MoEParams, moe
 from ..layers.multi_head_latent_attention import LatentAttentionParams, latent_attention
-from ..layers.norm import Normed, rms_norm
+from ..layers.norm import Normed, rms_norm, value_of
 from ..sharding import AXIS
 from .group_inputs import write_group_inputs
 from .groups import groups
@@ -207,8 +207,7 @@ def feed_forward(
             h = mlp(ffn, h, config.activation, None if post else residual, count)
         case MoEParams() as ffn:
             assert config.moe is not None
-            h = h.value if isinstance(h, Normed) else h
-            h = moe(ffn, h, config.moe, config.activation)
+            h = moe(ffn, value_of(h), config.moe, config.activation)
             h = h if post else residual + h
     return _after(h, layer.ffn_norm, residual, config) if post else h
 

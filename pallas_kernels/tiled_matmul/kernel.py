@@ -61,7 +61,7 @@ def tiled_matmul(
             added=plgpu.Barrier(num_barriers=CONSUMERS),
             **(dict(turned=turned) if interpret else {}),
         ),
-        grid=(tuning.blocks // (2 if tuning.pair else 1),),
+        grid=(tuning.walkers,),
         grid_names=("blocks",),
         cluster=(2,) if tuning.pair else (),
         cluster_names=(PAIR,) if tuning.pair else (),

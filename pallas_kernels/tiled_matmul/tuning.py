@@ -61,6 +61,11 @@ class TiledTuning:
         return self.rows // CONSUMERS
 
     @property
+    def walkers(self) -> int:
+        """Blocks, or pairs of them, that walk over tiles."""
+        return self.blocks // (2 if self.pair else 1)
+
+    @property
     def together(self) -> int:
         """Rows of the tiles that share weights."""
         return self.rows * (2 if self.pair else 1)

@@ -28,13 +28,10 @@ class Walk:
 
     @classmethod
     def of(cls, count: Array, x: Any, weights: Any, tuning: TiledTuning) -> Walk:
-        blocks, width = (
-            tuning.blocks // (2 if tuning.pair else 1),
-            tuning.columns // weights.shape[0],
-        )
+        width = tuning.columns // weights.shape[0]
         wanted = lax.div(count + (tuning.together - 1), jnp.int32(tuning.together))
         return cls(
-            blocks, lax.axis_index("blocks"), wanted, -(-x.shape[0] // tuning.together),
+            tuning.walkers, lax.axis_index("blocks"), wanted, -(-x.shape[0] // tuning.together),
             weights.shape[1] // width, width, tuning,
         )  # fmt: skip
 

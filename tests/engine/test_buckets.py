@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -102,15 +104,14 @@ def test_a_step_as_long_as_the_context_has_whole_tiles(context: int, page_size: 
     assert context <= room < context + max(3 * TILE, page_size) and room % TILE == 0
     buckets = make_buckets(32768, 4, 512, room // page_size, longest_alone=min(32768, room))
     for tokens in buckets.long_tokens:
-        x, weights = (
-            jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in ((tokens, 2560), (1, 2560, 2560))
-        )
-        assert TiledTuning().fits(x, weights), tokens  # type: ignore[arg-type]
+        shapes = (tokens, 2560), (1, 2560, 2560)
+        avals: list[Any] = [jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in shapes]
+        assert TiledTuning().fits(*avals), tokens
     assert context <= 8192 or buckets.prefill_bucket(context) >= context
 
 
 def test_a_step_is_full_when_nobody_else_would_run_in_it() -> None:
     buckets = make_buckets(32768, 4, 512, 100, longest_alone=32768)
-    assert not buckets.fill_step([(5000, True), (3000, True)])
-    assert buckets.fill_step([(5000, True), (3192, False)])
-    assert buckets.fill_step([(9000, True)]) and buckets.fill_step([(100, True), (9000, True)])
+    assert not buckets.is_full([(5000, True), (3000, True)])
+    assert buckets.is_full([(5000, True), (3192, False)])
+    assert buckets.is_full([(9000, True)]) and buckets.is_full([(100, True), (9000, True)])

@@ -8,12 +8,9 @@ import numpy as np
 import pytest
 
 from jhybrid.layers.linear import MANY_ROWS, gated_project
+from jhybrid.layers.mlp import activation_of
 from jhybrid.layers.norm import Normed
 from tests.assertions import assert_close
-
-
-def silu_product(a: jax.Array, b: jax.Array) -> jax.Array:
-    return jax.nn.silu(a) * b
 
 
 @pytest.mark.parametrize("rows", [MANY_ROWS, MANY_ROWS - 1])
@@ -28,5 +25,5 @@ def test_padding_changes_no_wanted_row(rows: int, normed: bool) -> None:
 
     count = jnp.int32(1000)
     poisoned = x.at[1000:].set(jnp.nan)
-    found = gated_project(h(poisoned), weight, silu_product, count)[:1000]
-    assert_close("wanted", found, gated_project(h(x), weight, silu_product)[:1000], 1e-6)
+    found = gated_project(h(poisoned), weight, activation_of("silu"), count)[:1000]
+    assert_close("wanted", found, gated_project(h(x), weight, activation_of("silu"))[:1000], 1e-6)
