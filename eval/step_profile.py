@@ -30,6 +30,7 @@ from jhybrid.engine.model_runner import ModelRunner
 from jhybrid.engine.programs import PREFILL
 from jhybrid.engine.programs import Call as ProgramCall
 from jhybrid.engine.sampler import SampleMode
+from jhybrid.models.cut import lower_layers
 from jhybrid.packed import pack
 
 from .flags import listed
@@ -152,7 +153,10 @@ def _prefill_call(runner: ModelRunner, step: Step, tables: np.ndarray) -> Call:
     packed = pack(batch)
     size, args = (step.size, 2, int(whole)), (runner.params, runner.caches, packed)
     lower, upper = PREFILL
-    programs = [(lower, size, args), (upper, size, (*args, runner.stream_shape(step.size)))]
+    programs = [
+        (lower, size, args),
+        (upper, size, (*args, runner.stream_shape(step.size, lower_layers(runner.config)))),
+    ]
     return Call(programs, lambda: runner.prefill(packed))
 
 

@@ -65,6 +65,12 @@ class Buckets:
     def _goes_alone(self, tokens: int, new: bool) -> bool:
         return bool(self.long_tokens) and new and tokens > self.prefill_tokens[-1]
 
+    def scored_shape(self, tokens: int) -> tuple[int, bool]:
+        """Sequences of a step whose prompts are scored, and whether it is one whole prompt: one
+        shape for each number of tokens, as few ask for it."""
+        long = tokens in self.long_tokens
+        return self.prefill_sequences[0 if long else -1], long
+
     def prefill_bucket(self, tokens: int) -> int:
         return bucket(self.all_prefill_tokens, tokens)
 

@@ -93,10 +93,11 @@ def _prefill(
         runner.set_seen(*seen)
     if ran is None:
         return
-    last, hidden = ran
+    last, stream = ran
     if inputs.draws is not None:
         drawing = [p.sequence if p.draws else None for p in plan.pieces]
         mode = draw_mode([s for s in drawing if s is not None])
         step.draws.append((drawing, runner.draw(last, inputs.draws, mode)))
     if inputs.targets is not None:
-        step.scores = runner.prompt_logprobs(hidden, inputs.targets)
+        assert inputs.prefill is not None
+        step.scores = runner.prompt_logprobs(inputs.prefill, stream, inputs.targets)

@@ -22,7 +22,6 @@ from pallas_kernels import prefers_whole_prompt
 from ..batch import Caches
 from ..cache.host_store import padded_rows
 from ..config import AttentionConfig, ModelConfig
-from ..models.cut import lower_layers
 from ..models.groups import stored_inputs
 from ..models.hybrid import Stream
 from ..models.pages import PageKind, kv_kinds, rows_partition
@@ -112,17 +111,16 @@ class ModelRunner:
 
     def prefill(
         self, batch: Packed, between: Callable[[], None] = lambda: None
-    ) -> tuple[Array, Array]:
+    ) -> tuple[Array, Stream]:
         """Run packed prompts (a PrefillBatch); returns the hidden rows of each sequence's last
-        token and of all. `between` is called when the lower layers are dispatched."""
-        shapes = batch.shapes
-        size = (*shapes.token_ids, shapes.page_table[0], int(shapes.whole_prompt))
-        args = (self.params, self.caches, batch)
+        token, and the stream that enters the closing layers. `between` is called when the lower
+        layers are dispatched."""
+        size, args = _prefill_bucket(batch), (self.params, self.caches, batch)
         stream, self.caches = self.programs.call("prefill-lower", size, *args)
         between()
         args = (self.params, self.caches, batch, stream)
-        last, hidden, self.caches = self.programs.call("prefill-upper", size, *args)
-        return last, hidden
+        last, stream, self.caches = self.programs.call("prefill-upper", size, *args)
+        return last, stream
 
     def decode(self, wanted: DecodeLines) -> tuple[Array, Array]:
         """Run the last token of each line (which never left the device), a line as
@@ -148,9 +146,12 @@ class ModelRunner:
             leaf.copy_to_host_async()
         return out
 
-    def prompt_logprobs(self, hidden: Array, targets: Array) -> tuple[Array, ...]:
-        """Log-probabilities of `targets` [T] under hidden rows [T, D], and the best ones."""
-        return self.programs.call("prompt_logprobs", targets.shape, self.params, hidden, targets)
+    def prompt_logprobs(self, batch: Packed, stream: Stream, targets: Array) -> tuple[Array, ...]:
+        """Log-probabilities of `targets` [T] behind the rows of the last prefill, and the best
+        ones."""
+        size, args = _prefill_bucket(batch), (self.params, self.caches, batch, stream, targets)
+        scores, self.caches = self.programs.call("prompt_logprobs", size, *args)
+        return scores
 
     def replay(self, batch: Packed) -> None:
         """Roll states forward over group inputs (a packed ReplayBatch)."""
@@ -242,11 +243,11 @@ class ModelRunner:
             sizes["group_inputs"] = sum(x.nbytes for x in jax.tree.leaves(c.group_inputs))
         return sizes
 
-    def stream_shape(self, tokens: int) -> Stream:
-        """What the lower layers of a prefill hand to the upper ones."""
+    def stream_shape(self, tokens: int, layer: int) -> Stream:
+        """What enters a layer of a prefill."""
         block = self.config.residual_block
         one: Any = self.hidden_shape(tokens)
-        return Stream(one, (one,) * (-(-lower_layers(self.config) // block) if block else 0))
+        return Stream(one, (one,) * (-(-layer // block) if block else 0))
 
     def hidden_shape(self, size: int) -> jax.ShapeDtypeStruct:
         width, dtype = self.config.hidden_size, self.params.embedding.dtype
@@ -264,6 +265,12 @@ def whole_prompt_pays(config: ModelConfig, tokens: int, room: int, dtype: DTypeL
     if not isinstance(full, AttentionConfig):
         return False
     return prefers_whole_prompt(tokens, room, full.head_dim, full.head_dim, dtype)
+
+
+def _prefill_bucket(batch: Packed) -> tuple[int, ...]:
+    """Tokens, sequences, and whether they are one whole prompt."""
+    shapes = batch.shapes
+    return (*shapes.token_ids, shapes.page_table[0], int(shapes.whole_prompt))
 
 
 def pairs(moves: list[tuple[int, int]], width: int) -> tuple[np.ndarray, np.ndarray]:

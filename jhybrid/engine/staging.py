@@ -58,7 +58,7 @@ def make_prompt_inputs(
     draws: Any = None
     targets: Any = None
     if plan.pieces:
-        batch, rows = prefill_inputs(runner, plan.pieces, inputs)
+        batch, rows = prefill_inputs(runner, plan.pieces, inputs, scored=bool(scored))
         prefill = pack(batch)
         draws = rows if any(piece.draws for piece in plan.pieces) else None
         targets = prompt_targets(scored, batch.token_ids.size) if scored else None

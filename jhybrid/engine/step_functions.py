@@ -16,9 +16,10 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from ..batch import Caches, PrefillBatch
 from ..config import ModelConfig
-from ..models.cut import lower_layers
+from ..models.cut import closing_layers, lower_layers
+from ..models.finish import finish, finish_all
 from ..models.groups import groups
-from ..models.hybrid import Stream, embed, forward, last_hidden, leave, logits, run_layers
+from ..models.hybrid import Stream, embed, forward, logits, run_layers
 from ..models.pages import PageKind, copy_pages, put_pages, rows_partition, take_pages
 from ..models.replay import replay
 from ..models.specs import ModelParams, model_partition
@@ -49,13 +50,13 @@ def step_functions(
 
     def upper(
         p: ModelParams, c: Caches, packed: Packed, stream: Stream
-    ) -> tuple[Array, Array, Caches]:
+    ) -> tuple[Array, Stream, Caches]:
         batch: PrefillBatch = unpack(packed)
-        layers = range(cut, len(config.layers))
+        layers = range(cut, closing_layers(config).start)
         stream, new = run_layers(p, stream, c, batch, config, layers)
         assert new is not None
-        hidden = leave(p, stream, config)
-        return last_hidden(hidden, batch), hidden, new
+        last, new = finish(p, stream, new, batch, config)
+        return last, stream, new
 
     def decode(
         p: ModelParams, c: Caches, last: Array, drawn: Drawn, lines: DecodeLines
@@ -71,7 +72,10 @@ def step_functions(
     ) -> tuple[SamplerRows, Sampled]:
         return sample(state, logits(p, hidden, config), rows, mode, valid_vocab)
 
-    def prompt_logprobs(p: ModelParams, hidden: Array, targets: Array) -> tuple[Array, ...]:
+    def prompt_logprobs(
+        p: ModelParams, c: Caches, packed: Packed, stream: Stream, targets: Array
+    ) -> tuple[tuple[Array, ...], Caches]:
+        hidden, new = finish_all(p, stream, c, unpack(packed), config)
         rows = hidden.shape[0]
         block = min(LOGPROB_BLOCK, rows)
         more = -rows % block  # a bucket may be of any size
@@ -82,7 +86,7 @@ def step_functions(
         out = jax.lax.map(
             lambda x: token_logprobs(logits(p, x[0], config), x[1], valid_vocab), parts
         )
-        return tuple(x.reshape(-1, *x.shape[2:])[:rows] for x in out)
+        return tuple(x.reshape(-1, *x.shape[2:])[:rows] for x in out), new
 
     def roll(p: ModelParams, c: Caches, batch: Packed) -> Caches:
         return replay(p, c, unpack(batch), config, groups(config))
@@ -102,7 +106,9 @@ def step_functions(
         ),
         "set_lines": jitted(set_lines, both, whole, 0, keep_unused=True),
         "add_pages": jitted(add_pages, both, whole, 0),
-        "prompt_logprobs": jitted(prompt_logprobs, (params, whole, whole), whole),
+        "prompt_logprobs": jitted(
+            prompt_logprobs, (params, caches, whole, *both), (whole, caches), 1
+        ),
         "copy_pages": jitted(copy, (caches, whole), caches, 0),
         "set_row": jitted(set_one, (whole, whole), whole, 0),
         "set_seen": jitted(set_seen, (whole, whole, whole, whole), whole, 0),

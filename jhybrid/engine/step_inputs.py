@@ -27,14 +27,18 @@ MOST = np.iinfo(np.int32).max  # rows are int32; a count beyond it means the sam
 
 
 def prefill_inputs(
-    runner: ModelRunner, pieces: list[Piece], inputs: InputPages | None
+    runner: ModelRunner, pieces: list[Piece], inputs: InputPages | None, *, scored: bool
 ) -> tuple[PrefillBatch, np.ndarray]:
-    """The packed batch, and the row that draws at each sequence's end (-1: none)."""
+    """The packed batch, and the row that draws at each sequence's end (-1: none). `scored`: some
+    piece's prompt is."""
     buckets = runner.buckets
     tokens = buckets.prefill_bucket(sum(p.end - p.start for p in pieces))
-    sequences = bucket(buckets.prefill_sequences, len(pieces))
-    alone = len(pieces) == 1 and pieces[0].start == 0
-    whole = alone and runner.prefers_whole_prompt(tokens)
+    if scored:
+        sequences, whole = buckets.scored_shape(tokens)
+    else:
+        sequences = bucket(buckets.prefill_sequences, len(pieces))
+        alone = len(pieces) == 1 and pieces[0].start == 0
+        whole = alone and runner.prefers_whole_prompt(tokens)
     batch: Any = empty_prefill(runner, tokens, sequences, whole_prompt=whole)
     rows = np.full(sequences, -1, np.int32)
     at, segment = 0, 0

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 import jax
 import numpy as np
 
+from ..models.cut import closing_layers, lower_layers
 from ..models.pages import take_pages
 from ..packed import pack
 from .buckets import MOVES
@@ -31,11 +32,16 @@ def warm_up(
 def warm_up_calls(runner: ModelRunner) -> Iterator[Call]:
     """Every (function, bucket) with arguments of the right shapes, the slowest first."""
     b, params, caches, rows = runner.buckets, runner.params, runner.caches, runner.rows
+    cut, closing = lower_layers(runner.config), closing_layers(runner.config).start
     for tokens, sequences, whole in _prefills(runner):
         batch = pack(empty_prefill(runner, tokens, sequences, whole_prompt=whole))
         size, args = (tokens, sequences, int(whole)), (params, caches, batch)
         yield "prefill-lower", size, args
-        yield "prefill-upper", size, (*args, runner.stream_shape(tokens))
+        yield "prefill-upper", size, (*args, runner.stream_shape(tokens, cut))
+        if (sequences, whole) == b.scored_shape(tokens):
+            targets = np.zeros(tokens, np.int32)
+            scored = (*args, runner.stream_shape(tokens, closing), targets)
+            yield "prompt_logprobs", size, scored
     if caches.group_inputs is not None:
         for tokens in b.replay_tokens:
             yield "replay", (tokens,), (params, caches, pack(empty_replay(runner, tokens)))
@@ -49,9 +55,6 @@ def warm_up_calls(runner: ModelRunner) -> Iterator[Call]:
         for mode in SampleMode:
             args = (params, rows, runner.hidden_shape(size), np.full(size, -1, np.int32))
             yield f"draw-{mode.name}", (size,), args
-    for tokens in b.all_prefill_tokens:
-        targets = np.zeros(tokens, np.int32)
-        yield "prompt_logprobs", (tokens,), (params, runner.hidden_shape(tokens), targets)
     row = jax.tree.map(lambda x: np.zeros(x.shape[1:], x.dtype), rows)
     nowhere, zero = np.full(b.decode[-1], -1, np.int32), np.int32(0)
     yield "copy_pages", (), (caches, pack([(nowhere, nowhere), (nowhere, nowhere)]))

@@ -78,12 +78,11 @@ def gated_attention(
     """One mixer's result plus the residual; `layer` counts the full layers. Caches are None for a
     DenseBatch."""
     both, k, v = project_all(x, *(Factor(w[None]) for w in (params.q, params.k, params.v)))
-    q, norms = both, None  # [..., H, G, Dh]: a gate may stand beside each query
+    q = both  # [..., H, G, Dh]: a gate may stand beside each query
     if config.qk_norm == "full":
         q = _norm_of_all(both[..., :1, :], params.q_norm[:, None], norm_eps)
         k = _norm_of_all(k, params.k_norm, norm_eps)
-    elif config.qk_norm == "head":
-        norms = (params.q_norm, params.k_norm)
+    norms = _norms_of_heads(params, config)
     turn = (config.rotary_dim, config.rope_theta)
     if isinstance(batch, DenseBatch):
         q = q[..., 0, :]
@@ -96,12 +95,39 @@ def gated_attention(
         assert caches is not None and caches.values is not None
         where = (caches.keys, caches.values, layer, batch.kv_slots)
         q, keys, values = rotate_and_write(q, k, v, norms, norm_eps, batch.positions, *turn, *where)
+        assert q is not None
         caches = replace(caches, keys=keys, values=values)
         o = _attend(q, caches, layer, batch, config.head_dim**-0.5)
     if config.output_gate:
         gate = both[..., 1, :].astype(working_dtype(x))
         o = o.astype(gate.dtype) * jax.nn.sigmoid(gate)
     return reduce_project(o.astype(x.dtype), params.out, residual), caches
+
+
+def write_keys(
+    params: GatedAttentionParams,
+    x: Float[Array, "T D"] | Normed,
+    caches: Caches,
+    layer: int | Array,
+    batch: PrefillBatch,
+    config: AttentionConfig,
+    norm_eps: float,
+) -> Caches:
+    """Of the mixer what later tokens read: the keys and values of all tokens, in their pages."""
+    assert caches.values is not None
+    k, v = project_all(x, *(Factor(w[None]) for w in (params.k, params.v)))
+    if config.qk_norm == "full":
+        k = _norm_of_all(k, params.k_norm, norm_eps)
+    norms, turn = _norms_of_heads(params, config), (config.rotary_dim, config.rope_theta)
+    where = (caches.keys, caches.values, layer, batch.kv_slots)
+    _, keys, values = rotate_and_write(None, k, v, norms, norm_eps, batch.positions, *turn, *where)
+    return replace(caches, keys=keys, values=values)
+
+
+def _norms_of_heads(
+    params: GatedAttentionParams, config: AttentionConfig
+) -> tuple[Array, Array] | None:
+    return (params.q_norm, params.k_norm) if config.qk_norm == "head" else None
 
 
 def _norm_of_all(x: Array, norm: Array, eps: float) -> Array:

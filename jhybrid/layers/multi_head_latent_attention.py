@@ -80,21 +80,39 @@ def latent_attention(
     if params.q_down is not None:
         inner = rms_norm(project(x, params.q_down), params.q_norm, config.norm_eps)
     q = project(inner, params.q)  # [..., H, N + S]
-    row = project(x, params.kv)  # [..., L + S]
-    latent = rms_norm(row[..., : config.latent_dim], params.kv_norm, config.norm_eps)
-    shared = row[..., config.latent_dim :]
     if isinstance(batch, DenseBatch):
-        o = _attend_expanded(params, q, latent, shared, batch, config)
+        o = _attend_expanded(params, q, *_latents(params, x, config), batch, config)
     else:
         assert caches is not None
-        row = jnp.concatenate([latent, shared], axis=-1)
-        keys = write_pages(caches.keys, layer, row[..., None, :], batch.kv_slots)
-        caches = replace(caches, keys=keys)
-        o = _attend_pages(params, q, keys, layer, batch, config)
+        caches = write_latents(params, x, caches, layer, batch, config)
+        o = _attend_pages(params, q, caches.keys, layer, batch, config)
     if params.gate is not None:
         gate = project(x, params.gate, dtype=working_dtype(x))
         o = o.astype(gate.dtype) * jax.nn.sigmoid(gate)
     return reduce_project(o.astype(x.dtype), params.out, residual), caches
+
+
+def write_latents(
+    params: LatentAttentionParams,
+    x: Float[Array, "T D"] | Normed,
+    caches: Caches,
+    layer: int | Array,
+    batch: PrefillBatch | DecodeBatch,
+    config: LatentAttentionConfig,
+) -> Caches:
+    """Of the mixer what later tokens read: the rows of all tokens, in their pages."""
+    row = jnp.concatenate(_latents(params, x, config), axis=-1)
+    keys = write_pages(caches.keys, layer, row[..., None, :], batch.kv_slots)
+    return replace(caches, keys=keys)
+
+
+def _latents(
+    params: LatentAttentionParams, x: Float[Array, "*B D"] | Normed, config: LatentAttentionConfig
+) -> tuple[Float[Array, "*B L"], Float[Array, "*B S"]]:
+    """The latents, normalised, and the key channels that the heads share."""
+    row = project(x, params.kv)
+    latent, shared = jnp.split(row, [config.latent_dim], axis=-1)
+    return rms_norm(latent, params.kv_norm, config.norm_eps), shared
 
 
 def _attend_pages(

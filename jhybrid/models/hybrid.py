@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +21,7 @@ from jaxtyping import Float, Int32
 
 from pallas_kernels.precision import working_dtype
 
-from ..batch import Batch, Caches, DenseBatch, PrefillBatch, wanted_rows
+from ..batch import Batch, Caches, DenseBatch, wanted_rows
 from ..config import AttentionConfig, LatentAttentionConfig, ModelConfig
 from ..layers.attention_residuals import mix_residuals
 from ..layers.gated_attention import GatedAttentionParams, gated_attention
@@ -34,7 +35,7 @@ from ..layers.norm import Normed, rms_norm, value_of
 from ..sharding import AXIS
 from .group_inputs import write_group_inputs
 from .groups import groups
-from .specs import LayerParams, LinearMixer, ModelParams
+from .specs import LayerParams, ModelParams
 
 OnLayer = Callable[[LayerParams, Array, tuple[Array, ...]], None]
 
@@ -100,15 +101,19 @@ def run_layers(
             caches = write_group_inputs(caches, kept, x, batch.input_slots)
         if on_layer is not None:
             on_layer(layer, x, stored)
-        is_linear = isinstance(layer.mixer, LinearMixer)
-        of_its_kind = config.linear_layers if is_linear else config.full_layers
-        index = np.int32(of_its_kind.index(number))
+        index = place_in_caches(config, number)
         if config.residual_block is None:
             x, caches = decoder_layer(layer, x, caches, index, batch, config)
         else:
             first = number % config.residual_block == 0
             x, stored, caches = mixed_layer(layer, x, stored, caches, index, batch, config, first)
     return Stream(x, stored), caches
+
+
+def place_in_caches(config: ModelConfig, number: int) -> Any:
+    """Which of the layers that share its kind of cache a layer is, as an argument to jit."""
+    linear = number in config.linear_layers
+    return np.int32((config.linear_layers if linear else config.full_layers).index(number))
 
 
 def leave(params: ModelParams, stream: Stream, config: ModelConfig) -> Float[Array, "*B D"]:
@@ -220,8 +225,3 @@ def logits(
     h = Normed(hidden, params.norm, config.norm_eps)
     local = project(h, table, dtype=working_dtype(hidden))
     return lax.all_gather(local, AXIS, axis=local.ndim - 1, tiled=True)
-
-
-def last_hidden(hidden: Float[Array, "T D"], batch: PrefillBatch) -> Float[Array, "N D"]:
-    """Each sequence's last token's row; an empty (padding) sequence gives some row."""
-    return hidden[jnp.maximum(batch.cu_seqlens[1:] - 1, 0)]

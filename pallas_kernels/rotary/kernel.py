@@ -17,23 +17,23 @@ from ..triton import power_of_two_blocks, triton_call
 from .reference import Norms, angles
 
 
-def supported(q: Array, values: Array, rotary_dim: int) -> bool:
+def supported(k: Array, values: Array, rotary_dim: int) -> bool:
     half = rotary_dim // 2
-    fits = half & (half - 1) == 0 and max(q.shape[-1], values.shape[-1]) <= 512
-    return fits and q.shape[0] > 0
+    fits = half & (half - 1) == 0 and max(k.shape[-1], values.shape[-1]) <= 512
+    return fits and k.shape[0] > 0
 
 
 def _kernel(
     keys_ref: Any, values_ref: Any, q_ref: Any, k_ref: Any, v_ref: Any, scale_refs: Any,
-    angle_refs: Any, slot_ref: Any, layer_ref: Any, o_ref: Any, new_keys_ref: Any,
-    new_values_ref: Any, *, half: int, eps: float,
+    angle_refs: Any, slot_ref: Any, layer_ref: Any, new_keys_ref: Any, new_values_ref: Any,
+    *o_refs: Any, half: int, eps: float,
 ) -> None:  # fmt: skip
     del keys_ref, values_ref  # only written to
-    q_heads, size = o_ref.shape[1], new_keys_ref.shape[2]
+    q_heads, size = sum(ref.shape[1] for ref in o_refs), new_keys_ref.shape[2]
     heads = q_heads + k_ref.shape[1]
     token, program = pl.program_id(0) // heads, pl.program_id(0) % heads
     slot, layer = slot_ref[token], layer_ref[0]
-    dim, width = q_ref.shape[3], v_ref.shape[2]
+    dim, width = k_ref.shape[2], v_ref.shape[2]
     rest = [(2 * half + at, size) for at, size in power_of_two_blocks(dim - 2 * half, 256)]
     parts = [pl.ds(*part) for part in ([(0, half), (half, half)] if half else []) + rest]
 
@@ -48,11 +48,13 @@ def _kernel(
             x[:2] = x[0] * cos - x[1] * sin, x[1] * cos + x[0] * sin
         return x
 
-    @pl.when(program < q_heads)
-    def _() -> None:
-        x = turned([q_ref[token, program, 0, part] for part in parts], scale_refs[0])
-        for part, y in zip(parts, x, strict=True):
-            o_ref[token, program, part] = y.astype(o_ref.dtype)
+    for o_ref in o_refs:  # one, or none
+
+        @pl.when(program < q_heads)
+        def _(o_ref: Any = o_ref) -> None:
+            x = turned([q_ref[token, program, 0, part] for part in parts], scale_refs[0])
+            for part, y in zip(parts, x, strict=True):
+                o_ref[token, program, part] = y.astype(o_ref.dtype)
 
     @pl.when((program >= q_heads) & (slot >= 0))
     def _() -> None:
@@ -66,7 +68,7 @@ def _kernel(
 
 
 def rotate_and_write(
-    q: Array,
+    q: Array | None,
     k: Array,
     v: Array,
     norms: Norms | None,
@@ -80,26 +82,24 @@ def rotate_and_write(
     kv_slots: Array,
     *,
     interpret: bool = False,
-) -> tuple[Array, Array, Array]:
-    tokens, heads, _, dim = q.shape
+) -> tuple[Array | None, Array, Array]:
+    tokens, kv_heads, dim = k.shape
+    heads = 0 if q is None else q.shape[1]
     scales = (None, None) if norms is None else tuple(w.astype(jnp.float32) for w in norms)
     turns = angles(positions, rotary_dim, theta) if rotary_dim else None
     call = triton_call(
         functools.partial(_kernel, half=rotary_dim // 2, eps=eps),
         "rotate_and_write",
-        (tokens * (heads + k.shape[1]),),
-        tuple(
-            jax.ShapeDtypeStruct(shape, dtype)
-            for shape, dtype in (
-                ((tokens, heads, dim), q.dtype),
-                (keys.shape, keys.dtype),
-                (values.shape, values.dtype),
-            )
+        (tokens * (heads + kv_heads),),
+        (
+            jax.ShapeDtypeStruct(keys.shape, keys.dtype),
+            jax.ShapeDtypeStruct(values.shape, values.dtype),
+            *(() if q is None else (jax.ShapeDtypeStruct((tokens, heads, dim), q.dtype),)),
         ),
         warps=1,
-        aliases={0: 1, 1: 2},
+        aliases={0: 0, 1: 1},
         interpret=interpret,
     )
     at = jnp.asarray([layer], jnp.int32)
-    q, keys, values = call(keys, values, q, k, v, scales, turns, kv_slots, at)
-    return q, keys, values
+    keys, values, *turned = call(keys, values, q, k, v, scales, turns, kv_slots, at)
+    return turned[0] if turned else None, keys, values

@@ -41,7 +41,7 @@ def rotate(
 
 
 def rotate_and_write(
-    q: Float[Array, "T H G D"],
+    q: Float[Array, "T H G D"] | None,
     k: Float[Array, "T Hkv D"],
     v: Float[Array, "T Hkv V"],
     norms: Norms | None,
@@ -53,10 +53,11 @@ def rotate_and_write(
     values: Float[Array, "P L page Hkv V"],
     layer: int | Array,
     kv_slots: Int32[Array, " T"],
-) -> tuple[Array, Array, Array]:
-    q = q[:, :, 0]
-    if norms is not None:
-        q, k = rms_norm(q, norms[0], eps), rms_norm(k, norms[1], eps)
-    q, k = (rotate(x, positions, rotary_dim, theta) for x in (q, k))
-    keys = write_pages(keys, layer, k, kv_slots)
-    return q, keys, write_pages(values, layer, v, kv_slots)
+) -> tuple[Array | None, Array, Array]:
+    def turned(x: Array, which: int) -> Array:
+        x = x if norms is None else rms_norm(x, norms[which], eps)
+        return rotate(x, positions, rotary_dim, theta)
+
+    keys = write_pages(keys, layer, turned(k, 1), kv_slots)
+    values = write_pages(values, layer, v, kv_slots)
+    return None if q is None else turned(q[:, :, 0], 0), keys, values

@@ -43,12 +43,15 @@ def test_against_numpy(implementation: Any, norms: bool, dim: int, rotary_dim: i
     keys = np.full((PAGES, LAYERS, PAGE, 2, dim), 7, np.float32)
     values = np.full((PAGES, LAYERS, PAGE, 2, 12), 7, np.float32)
     positions = np.array([300, -1, 5, 0], np.int32)
-    found = rotate_and_write(
-        jnp.asarray(q), jnp.asarray(k), jnp.asarray(v),
+    args = (
+        jnp.asarray(k), jnp.asarray(v),
         None if scales is None else (jnp.asarray(scales[0]), jnp.asarray(scales[1])),
         EPS, jnp.asarray(positions), rotary_dim, THETA, jnp.asarray(keys), jnp.asarray(values),
-        1, jnp.asarray(SLOTS, jnp.int32), implementation=implementation, interpret=True,
+        1, jnp.asarray(SLOTS, jnp.int32),
     )  # fmt: skip
+    run = functools.partial(rotate_and_write, implementation=implementation, interpret=True)
+    found = run(jnp.asarray(q), *args)
+    assert found[0] is not None
     wanted_q = rotated(normed(q[:, :, 0], scales and scales[0]), positions, rotary_dim)
     wanted_k = rotated(normed(k, scales and scales[1]), positions, rotary_dim)
     for token, slot in enumerate(SLOTS):
@@ -58,6 +61,11 @@ def test_against_numpy(implementation: Any, norms: bool, dim: int, rotary_dim: i
     assert_close("q", found[0], wanted_q, 1e-5)
     assert_close("keys", found[1], keys, 1e-5)
     np.testing.assert_array_equal(found[2], values)
+
+    without = run(None, *args)
+    assert without[0] is None
+    for pool, same in zip(without[1:], found[1:], strict=True):
+        np.testing.assert_array_equal(pool, same)
 
 
 def test_refuses_what_it_does_not_cover() -> None:
@@ -79,3 +87,5 @@ def test_lowers_for_cuda(dim: int) -> None:
         return run(q, k, v, (scale, scale), EPS, at, 64, THETA, keys, values, 1, at)
 
     assert TRITON_CALL in lower_for_cuda(step, q, kv, kv, pool, pool)
+    write = functools.partial(step, None)
+    assert TRITON_CALL in lower_for_cuda(write, kv, kv, pool, pool)
