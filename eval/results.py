@@ -47,8 +47,22 @@ def provenance() -> Provenance:
         commit=_commit(),
         versions=versions(),
         device=f"{len(jax.devices())} x {device.device_kind} ({device.platform})",
-        command="python -m jhybrid.eval " + shlex.join(sys.argv[1:]),
+        command="python -m jhybrid.eval " + command_line(sys.argv[1:]),
     )
+
+
+def command_line(arguments: list[str]) -> str:
+    """The arguments as a shell takes them, but for the folder of --out: it is of one machine."""
+    words, after = list[str](), ""
+    for word in arguments:
+        name, given, _ = word.partition("=")
+        if after == "--out":
+            word = "OUT"
+        elif name == "--out" and given:
+            word = "--out=OUT"
+        words.append(word)
+        after = word
+    return shlex.join(words)
 
 
 def _commit() -> str:

@@ -13,7 +13,7 @@ from jhybrid.eval.report import write_report
 from jhybrid.eval.report.claims import claims, findings, sign_test
 from jhybrid.eval.report.frame import Frame, number, table, with_error
 from jhybrid.eval.report.summary import summary
-from jhybrid.eval.results import Result, ResultsFile, read_results
+from jhybrid.eval.results import Result, ResultsFile, command_line, read_results
 
 ORIGIN = {"commit": "abc", "versions": {"jax": "1"}, "device": "cpu", "command": "python -m x"}
 
@@ -35,6 +35,13 @@ def test_numbers():
     ]
     assert with_error(0.5, 0.1, 1) == "0.5 ± 0.1" and with_error(0.5, None, 1) == "0.5"
     assert table(["a", "b"], [["x", "1"]]) == "| a | b |\n| --- | ---: |\n| x | 1 |"
+
+
+def test_a_command_names_no_folder_of_this_machine() -> None:
+    before, after = ["model", "demo", "--out"], ["--prefill", "8,16"]
+    wanted = "model demo --out OUT --prefill 8,16"
+    assert command_line([*before, "/home/me/x y", *after]) == wanted
+    assert command_line([*before[:2], "--out=/home/me", *after]) == wanted.replace("t O", "t=O")
 
 
 def test_a_ruler_table_has_a_row_an_arm_and_length_and_a_mean():
