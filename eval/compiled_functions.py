@@ -112,18 +112,19 @@ def experts_functions() -> Iterator[tuple[Callable, Any]]:
     gate_up = jax.ShapeDtypeStruct((256, 2, 512, 2048), jnp.bfloat16)
     down = jax.ShapeDtypeStruct((256, 2048, 512), jnp.bfloat16)
 
-    def first(x: Any, w: Any, sizes: Any, rows: Any) -> Any:
-        op = _in_pallas(grouped_matmul, combine=activation_of("silu"), dtype=x.dtype)
+    def first(x: Any, w: Any, sizes: Any, rows: Any, **options: Any) -> Any:
+        op = _in_pallas(grouped_matmul, combine=activation_of("silu"), **options)
         return op(x, w, sizes, rows=rows)
 
-    for tokens in (1, 512, 2048, 8192):
+    for tokens, aligned in ((1, 1), (512, 1), (2048, 1), (8192, 8)):
+        count = 8 * tokens + 256 * (aligned - 1)
         x, h = (
-            jax.ShapeDtypeStruct(shape, jnp.bfloat16)
-            for shape in ((tokens, 2048), (8 * tokens, 512))
+            jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in ((tokens, 2048), (count, 512))
         )
-        rows = jax.ShapeDtypeStruct((8 * tokens,), jnp.int32)
-        yield first, (x, gate_up, sizes, rows)
-        yield _in_pallas(grouped_matmul, dtype=jnp.bfloat16), (h, down, sizes)
+        rows = jax.ShapeDtypeStruct((count,), jnp.int32)
+        options = {"dtype": jnp.bfloat16, "aligned": aligned}
+        yield functools.partial(first, **options), (x, gate_up, sizes, rows)
+        yield _in_pallas(grouped_matmul, **options), (h, down, sizes)
 
 
 class ProductShapes(NamedTuple):

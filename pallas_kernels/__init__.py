@@ -12,7 +12,7 @@ from .gated_delta_rule import (
     unpack,
 )
 from .gated_norm import gated_rms_norm
-from .grouped_matmul import grouped_matmul
+from .grouped_matmul import grouped_matmul, preferred_alignment
 from .paged_attention import (
     decode_paged_attention,
     prefers_whole_prompt,
@@ -44,6 +44,7 @@ __all__ = [
     "gated_rms_norm",
     "grouped_matmul",
     "pack_states",
+    "preferred_alignment",
     "prefers_whole_prompt",
     "ragged_causal_conv1d",
     "ragged_gated_delta_rule",

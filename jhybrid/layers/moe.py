@@ -9,6 +9,7 @@ experts and the partial sums meet once.
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import jax
@@ -17,7 +18,7 @@ from flax import struct
 from jax import Array, lax
 from jaxtyping import Float, Int32
 
-from pallas_kernels import grouped_matmul
+from pallas_kernels import grouped_matmul, preferred_alignment
 from pallas_kernels.precision import working_dtype
 
 from ..config import Activation, MoEConfig
@@ -131,17 +132,38 @@ def run_experts(
 ) -> Float[Array, "T W"]:
     """This rank's share of sum_e w_e E_e(x), in float32: tokens sorted by expert, and back."""
     count, top = experts.shape
-    flat = experts.reshape(-1)
-    order = jnp.argsort(flat, stable=True)
-    sizes = jnp.bincount(flat, length=params.router.shape[0]).astype(jnp.int32)
-    rows, dtype = order // top, x.dtype  # sums are rounded once; the inputs are read in place
-    h = grouped_matmul(
-        x, params.gate_up, sizes, rows=rows, combine=activation_of(activation), dtype=dtype
-    )
-    y = grouped_matmul(h, params.down, sizes, dtype=dtype)[jnp.argsort(order)]
+    groups = params.router.shape[0]
+    aligned = preferred_alignment(experts.size, groups, x.dtype)
+    sizes, rows, places = sort_by_expert(experts, groups, aligned)
+    gated = activation_of(activation)
+    product = functools.partial(grouped_matmul, dtype=x.dtype, aligned=aligned)
+    h = product(x, params.gate_up, sizes, rows=rows, combine=gated)
+    y = product(h, params.down, sizes)[places]
     # Summed per token in the order of its own experts, whoever else is in the batch.
     y = y.reshape(count, top, -1).astype(weights.dtype)
     return jnp.sum(y * weights[..., None], axis=1)
+
+
+def sort_by_expert(
+    experts: Int32[Array, "T K"], groups: int, aligned: int = 1
+) -> tuple[Int32[Array, " E"], Int32[Array, " M"], Int32[Array, " TK"]]:
+    """(rows of each expert, token of each row, row of each pair of a token and its expert).
+
+    The rows of an expert are those of its tokens, and up to aligned - 1 of token 0 behind them.
+    """
+    flat = experts.reshape(-1)
+    count, top = flat.shape[0], experts.shape[1]
+    order, number = jnp.argsort(flat, stable=True), jnp.arange(count, dtype=jnp.int32)
+    sizes = jnp.bincount(flat, length=groups).astype(jnp.int32)
+    places = jnp.zeros(count, jnp.int32).at[order].set(number, unique_indices=True)
+    if aligned == 1:
+        return sizes, (order // top).astype(jnp.int32), places
+    more = -sizes % aligned
+    places = places + (jnp.cumsum(more) - more)[flat]
+    most = -(-(count + groups * (aligned - 1)) // aligned) * aligned
+    rows = jnp.zeros(most, jnp.int32).at[places].set(number // top, unique_indices=True)
+    # XLA would find each place again for every element of the rows that it takes from there.
+    return lax.optimization_barrier((sizes + more, rows, places))
 
 
 def shared_expert(

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import jax.numpy as jnp
 from jax import Array
 from jax.typing import DTypeLike
 from jaxtyping import Float, Int32
 
+from ..tiled_matmul.tuning import on_hopper
 from ..triton import Implementation, use_pallas
-from . import kernel, reference
+from . import hopper, kernel, reference
 from .reference import Combine
+from .tuning import hopper_tuning
+from .units import ALIGNED
 
 
 def grouped_matmul(
@@ -19,6 +23,7 @@ def grouped_matmul(
     rows: Int32[Array, " M"] | None = None,
     combine: Combine | None = None,
     dtype: DTypeLike | None = None,
+    aligned: int = 1,
     implementation: Implementation | None = None,
     interpret: bool = False,
 ) -> Float[Array, "M N"]:
@@ -30,25 +35,38 @@ def grouped_matmul(
     With `combine`, a group has G matrices, and `combine` takes their results, in float32, to one:
     a gated activation, which is then computed while both are at hand. `dtype` of the result: that
     of the sums if not given.
+
+    `aligned` is a promise: M and all sizes are multiples of it. With `preferred_alignment` a
+    faster kernel may run.
     """
     if (combine is None) != (w.ndim == 3):
         raise ValueError(f"w is {w.shape}; expected [E, G, N, K] with combine, [E, N, K] without")
     count = (x if rows is None else rows).shape[0]
-    if count and _choose(implementation, x, w):
-        return kernel.grouped_matmul(
-            x, w, group_sizes, rows=rows, combine=combine, dtype=dtype, interpret=interpret
-        )
+    if count and use_pallas(implementation):
+        tuning = hopper_tuning(count, x, w, aligned, dtype, interpret)
+        if tuning is not None:
+            return hopper.grouped_matmul(
+                x, w, group_sizes, rows, combine, tuning=tuning, interpret=interpret
+            )
+        if kernel.supported(x, w):
+            return kernel.grouped_matmul(
+                x, w, group_sizes, rows=rows, combine=combine, dtype=dtype, interpret=interpret
+            )
+        if implementation == "pallas":  # asked for by name
+            raise NotImplementedError(
+                f"x {x.shape} {x.dtype}, w {w.shape} {w.dtype}: the kernel takes inner and output "
+                "widths that are multiples of 16, both in bfloat16 or both in float32"
+            )
     return reference.grouped_matmul(x, w, group_sizes, rows=rows, combine=combine, dtype=dtype)
 
 
-def _choose(implementation: Implementation | None, x: Array, w: Array) -> bool:
-    """True for Pallas. Asked for by name, a case the kernel does not cover is an error."""
-    if not use_pallas(implementation):
-        return False
-    covered = kernel.supported(x, w)
-    if not covered and implementation == "pallas":
-        raise NotImplementedError(
-            f"x {x.shape} {x.dtype}, w {w.shape} {w.dtype}: the kernel takes inner and output "
-            "widths that are multiples of 16, both in bfloat16 or both in float32"
-        )
-    return covered
+def preferred_alignment(
+    count: int, groups: int, dtype: DTypeLike, implementation: Implementation | None = None
+) -> int:
+    """What sizes of groups, `count` rows in all, should be multiples of: rows that fill them up are
+    multiplied too, but groups of many rows are then multiplied faster."""
+    many = count >= MANY * groups and dtype == jnp.bfloat16
+    return ALIGNED if many and use_pallas(implementation) and on_hopper() else 1
+
+
+MANY = 96  # rows a group, from which the Hopper kernel is the faster one

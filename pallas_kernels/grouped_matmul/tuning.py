@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import jax
 import jax.numpy as jnp
+from jax import Array
 from jax.typing import DTypeLike
 
+from ..tiled_matmul.tuning import MULTIPROCESSORS, on_hopper
 from ..triton import Products
+from .units import ALIGNED
 
 
 @dataclass(frozen=True)
@@ -34,4 +38,43 @@ class MatmulTuning:
             return cls(32, 128, 64, warps=4, stages=4)
         if mean <= 96:
             return cls(64, 128, 64, warps=4, stages=4)
-        return cls(128, 256, 64, warps=8, stages=3, halve=True)
+        return cls(128, 256, 64, warps=8, stages=4, halve=True)
+
+
+@dataclass(frozen=True)
+class HopperTuning:
+    """Of the kernel for groups of many rows on Hopper."""
+
+    heights: tuple[int, ...] = (32, 64, 96, 112, 128, 144)  # of pieces, rising
+    columns: int = 256  # of a tile: of all matrices together
+    inner: int = 64  # of a step: as wide as shared memory is swizzled
+    consumers: int = 2  # groups of threads that multiply, each a share of the columns
+    stages: int = 4  # steps whose operands are loaded or on their way
+    chunk: int = 48  # rows that are stored at once
+    chunks: int = 4  # that wait in shared memory to be stored, of all consumers together
+    blocks: int = MULTIPROCESSORS
+
+    @property
+    def tallest(self) -> int:
+        return self.heights[-1]
+
+
+def hopper_tuning(
+    rows: int, x: Array, w: Array, aligned: int, dtype: DTypeLike | None, interpret: bool
+) -> HopperTuning | None:
+    """None where that kernel does not cover the case."""
+    matrices = 1 if w.ndim == 3 else w.shape[1]
+    outputs, inner = w.shape[-2:]
+    if matrices > 2:
+        return None
+    form = HopperTuning()
+    if interpret:  # slow, so small
+        form = HopperTuning(
+            (16, 64), columns=128, consumers=2 // matrices, stages=2, chunk=32, chunks=2, blocks=2
+        )
+    halves = x.dtype == w.dtype == jnp.bfloat16 and dtype == jnp.bfloat16
+    whole = outputs % (form.columns // matrices) == 0 and inner % form.inner == 0
+    long = inner // form.inner >= form.stages  # a block with one unit fills every stage
+    fits = halves and whole and long and rows >= form.tallest and aligned % ALIGNED == 0
+    lowered = jax.default_backend() != "gpu"  # for a GPU elsewhere, or interpreted
+    return form if fits and (lowered or on_hopper()) else None

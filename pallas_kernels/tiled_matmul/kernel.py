@@ -44,18 +44,18 @@ def tiled_matmul(
     rows, groups = x.shape[0], weights.shape[0]
     count = jnp.full((1,), rows if count is None else count, jnp.int32)
     body = functools.partial(_kernel, tuning=tuning, combine=combine)
-    operand = functools.partial(_shared, width=tuning.inner)
+    operand = functools.partial(shared, width=tuning.inner)
     barrier: Any = plgpu.Barrier
     if tuning.pair:  # a stage is free when both blocks have read it: a load fills it in both
         barrier = functools.partial(plgpu.ClusterBarrier, collective_axes=(PAIR,))
-    turned = _shared((CONSUMERS, tuning.inner), tuning.columns)
+    turned = shared((CONSUMERS, tuning.inner), tuning.columns)
     run = plgpu.kernel(
         body,
         out_type=jax.ShapeDtypeStruct((rows, weights.shape[1]), x.dtype),
         scratch_types=dict(
             x=operand((tuning.stages, tuning.rows)),
             weights=operand((tuning.stages, tuning.columns)),
-            out=_shared((CONSUMERS, tuning.slots(groups), tuning.share), tuning.piece),
+            out=shared((CONSUMERS, tuning.slots(groups), tuning.share), tuning.piece),
             loaded=plgpu.Barrier(num_arrivals=1 + groups, num_barriers=tuning.stages),
             free=barrier(num_arrivals=CONSUMERS, num_barriers=tuning.stages),
             added=plgpu.Barrier(num_barriers=CONSUMERS),
@@ -74,7 +74,7 @@ def tiled_matmul(
             reduction_scratch_bytes=512,
             lowering_semantics=plgpu.LoweringSemantics.Warpgroup,
         ),
-        interpret=_interpreter() if interpret else None,
+        interpret=interpreter() if interpret else None,
     )
     return run(count, x, weights, *(() if residual is None else (residual,)))
 
@@ -213,17 +213,17 @@ def _consume(walk: Walk, ring: Ring, store: Store, group: Array, steps: int) -> 
     plgpu.wait_smem_to_gmem(0)
 
 
-def _shared(shape: tuple[int, ...], width: int) -> Any:
+def shared(shape: tuple[int, ...], width: int) -> Any:
     """Rows of shared memory, `width` wide, as the tensor cores and the copies like them."""
     swizzle = min(SWIZZLE, 2 * width)
     transforms = plgpu.TilingTransform((8, swizzle // 2)), plgpu.SwizzleTransform(swizzle)
     return plgpu.SMEM((*shape, width), jnp.bfloat16, transforms=transforms)
 
 
-def _interpreter() -> Any:
+def interpreter(**options: Any) -> Any:
     params: Any = getattr(plgpu, "InterpretGPUParams", None)
     if params is not None:
-        return params()
+        return params(**options)
     from jax._src.pallas.mosaic_gpu.interpret.params import InterpretGPUParams  # before jax 0.11
 
-    return InterpretGPUParams()
+    return InterpretGPUParams(**options)

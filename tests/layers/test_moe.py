@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh
 
+import jhybrid.layers.moe
 from jhybrid.config import Activation, MoEConfig
-from jhybrid.layers.moe import MoEParams, moe, moe_specs
+from jhybrid.layers.moe import MoEParams, moe, moe_specs, sort_by_expert
 from jhybrid.params import ParamSpec, map_specs, partition_specs
 from jhybrid.sharding import REPLICATED, make_mesh, sharded
 
@@ -115,6 +116,28 @@ def test_every_mesh_gives_the_same(case: str, mesh: Mesh) -> None:
     for tp in (2, 4):
         cut = run(params, x, case, make_mesh(tp))
         np.testing.assert_allclose(cut, whole, rtol=0, atol=1e-5)
+
+
+def test_experts_filled_up_to_whole_tiles(mesh: Mesh, monkeypatch: pytest.MonkeyPatch) -> None:
+    params, x = random_params(QWEN), tokens(37)
+    expected = run(params, x, "qwen", mesh)
+    monkeypatch.setattr(jhybrid.layers.moe, "preferred_alignment", lambda *args: 8)
+    np.testing.assert_allclose(run(params, x, "qwen", mesh), expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("aligned", [1, 8])
+def test_sorts_tokens_by_expert(aligned: int) -> None:
+    """Expert 2 is chosen by nobody, and 5 by all."""
+    others = np.random.default_rng(0).choice([0, 1, 3, 4], 21).astype(np.int32)
+    experts = np.stack([others, np.full(21, 5, np.int32)], axis=1)
+    sizes, rows, places = map(np.asarray, sort_by_expert(jax.numpy.asarray(experts), 6, aligned))
+    counts = np.bincount(experts.ravel(), minlength=6)
+    np.testing.assert_array_equal(sizes, -(-counts // aligned) * aligned)
+    assert len(rows) % aligned == 0 and len(rows) >= sizes.sum()
+    assert len(set(places)) == 42
+    np.testing.assert_array_equal(rows[places], np.repeat(np.arange(21), 2))
+    expert_of_row = np.repeat(np.arange(6), sizes)
+    np.testing.assert_array_equal(expert_of_row[places], experts.ravel())
 
 
 def test_batch_axes(mesh: Mesh) -> None:
