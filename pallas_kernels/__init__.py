@@ -22,7 +22,7 @@ from .paged_attention import (
 from .ragged import CONTINUE, NO_SLOT, Part, Segments
 from .ragged_pack import PackedStates, pack_states, row_positions, unpack_states
 from .rotary import rotate, rotate_and_write
-from .skinny_matmul import Product, skinny_matmul, skinny_matmuls
+from .skinny_matmul import Product, Window, skinny_matmul, skinny_matmuls
 from .suffix_replay import suffix_replay
 from .tiled_matmul import tiled_matmul
 
@@ -35,6 +35,7 @@ __all__ = [
     "Part",
     "Product",
     "Segments",
+    "Window",
     "chunk_gated_delta_rule",
     "decode_causal_conv1d",
     "decode_gated_delta_rule",

@@ -5,6 +5,7 @@ Each is one call whatever the batch: from zero, over packed segments, or one tok
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -16,7 +17,7 @@ from pallas_kernels import (
     Activation,
     Gates,
     Part,
-    decode_causal_conv1d,
+    Window,
     decode_gated_delta_rule,
     dense_causal_conv1d,
     dense_gated_delta_rule,
@@ -27,6 +28,8 @@ from pallas_kernels import (
 
 from ..batch import Batch, Caches, DecodeBatch, DenseBatch, PrefillBatch, ReplayBatch
 from ..config import LinearAttentionConfig
+from .linear import Factor, project_all, project_and_convolve
+from .norm import Normed
 
 FORGET = -60.0  # a log-decay that leaves nothing of a state in float32
 
@@ -38,28 +41,31 @@ class RuleInputs(NamedTuple):
     gates: Gates
 
 
-def convolve(
-    x: Float[Array, "*B Hk X"],
+def project_inputs(
+    x: Float[Array, "*B D"] | Normed,
+    weight: Float[Array, "Hk X D"],
     conv_weight: Float[Array, "Hk W J"],
+    factors: Sequence[Factor],
     caches: Caches | None,
     layer: int | Array,
     batch: Batch | ReplayBatch,
     into: Part | None = None,
-) -> tuple[Float[Array, "*N Hk W"], Caches | None]:
-    """Short convolution with silu of the first W channels of every key head, windows carried as
-    the batch asks. Packed tokens may go `into` an array of several layers'."""
-    match batch:
-        case DenseBatch():
-            return dense_causal_conv1d(x, conv_weight), caches
-        case PrefillBatch() | ReplayBatch():
-            assert caches is not None
-            y, pool = ragged_causal_conv1d(
-                x, conv_weight, caches.conv, layer, batch.segments, into=into
-            )
-        case DecodeBatch():
-            assert caches is not None
-            y, pool = decode_causal_conv1d(x, conv_weight, caches.conv, layer, batch.state_slots)
-    return y, replace(caches, conv=pool)
+) -> tuple[Float[Array, "*N Hk W"], Float[Array, "*B Hk X"], list[Array], Caches | None]:
+    """x W, of every key head the first W channels behind a short convolution with silu, windows
+    carried as the batch asks; x W itself, of which other channels are read; and x times the other
+    factors. Packed tokens may go `into` an array of several layers'."""
+    if isinstance(batch, DecodeBatch):
+        assert caches is not None
+        window = Window(conv_weight, caches.conv, layer, batch.state_slots)
+        mixed, y, pool, *others = project_and_convolve(x, weight, window, *factors)
+        return y, mixed, others, replace(caches, conv=pool)
+    mixed, *others = project_all(x, Factor(weight[None]), *factors)
+    if isinstance(batch, DenseBatch):
+        return dense_causal_conv1d(mixed, conv_weight), mixed, others, caches
+    assert caches is not None
+    at = (conv_weight, caches.conv, layer, batch.segments)
+    y, pool = ragged_causal_conv1d(mixed, *at, into=into)
+    return y, mixed, others, replace(caches, conv=pool)
 
 
 def delta_rule(

@@ -22,8 +22,8 @@ from pallas_kernels.precision import working_dtype
 from ..batch import Batch, Caches, ReplayBatch
 from ..config import LinearAttentionConfig
 from ..params import ParamSpec, scale, weight
-from .delta_rule import RuleInputs, convolve, delta_rule
-from .linear import Factor, project_all, reduce_project
+from .delta_rule import RuleInputs, delta_rule, project_inputs
+from .linear import Factor, reduce_project
 from .norm import Normed
 
 
@@ -86,12 +86,11 @@ def gated_delta_net_inputs(
 ) -> tuple[RuleInputs, Float[Array, "*B Hk X"], Caches | None]:
     """What the recurrence reads, and the projection whose last channels are the output gate z,
     which waits for the recurrence's result."""
-    gates = Factor(params.ba, working_dtype(x))
-    mixed, beta, decay = project_all(x, Factor(params.qkvz[None]), gates)
-    beta, decay = (y.reshape(*x.shape[:-1], -1) for y in (beta, decay))
+    factors = (Factor(params.ba, working_dtype(x)),)
+    where = (caches, layer, batch, into)
+    qkv, mixed, found, caches = project_inputs(x, params.qkvz, params.conv, factors, *where)
+    beta, decay = (y.reshape(*x.shape[:-1], -1) for y in found)
     gates = Gates(decay, beta, params.A_log.reshape(-1), params.dt_bias.reshape(-1))
-
-    qkv, caches = convolve(mixed, params.conv, caches, layer, batch, into)
     return RuleInputs(qkv, gates), mixed, caches
 
 

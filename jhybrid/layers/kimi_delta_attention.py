@@ -23,8 +23,8 @@ from pallas_kernels.precision import working_dtype
 from ..batch import Batch, Caches, ReplayBatch
 from ..config import LinearAttentionConfig
 from ..params import ParamSpec, scale, weight
-from .delta_rule import RuleInputs, convolve, delta_rule
-from .linear import Factor, project, project_all, reduce_project
+from .delta_rule import RuleInputs, delta_rule, project_inputs
+from .linear import Factor, project, reduce_project
 from .norm import Normed
 
 
@@ -110,15 +110,11 @@ def kimi_delta_attention_inputs(
 ) -> tuple[RuleInputs, Caches | None]:
     """What the recurrence reads."""
     work = working_dtype(x)
-    mixed, inner, beta = project_all(
-        x,
-        Factor(params.qkv[None]),
-        Factor(params.decay_down[None]),
-        Factor(params.beta[None], work),
-    )
+    factors = Factor(params.decay_down[None]), Factor(params.beta[None], work)
+    where = (caches, layer, batch, into)
+    qkv, _, (inner, beta), caches = project_inputs(x, params.qkv, params.conv, factors, *where)
     z = project(inner, params.decay_up, dtype=work)  # [..., H, K]
     gates = Gates(z, beta, params.A_log, params.dt_bias)
-    qkv, caches = convolve(mixed, params.conv, caches, layer, batch, into)
     return RuleInputs(qkv, gates), caches
 
 

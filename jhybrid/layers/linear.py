@@ -11,12 +11,12 @@ they combine or add.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from jax import Array, lax
 
-from pallas_kernels import Product, skinny_matmuls, tiled_matmul
+from pallas_kernels import Product, Window, skinny_matmuls, tiled_matmul
 from pallas_kernels.precision import working_dtype
 
 from ..sharding import AXIS
@@ -42,9 +42,29 @@ class Factor(NamedTuple):
 def project_all(x: Array | Normed, *factors: Factor) -> tuple[Array, ...]:
     """The results [..., *out] of x [..., D] times the weights of each factor, in order."""
     rows, norm = _rows(x, x.ndim - 1)
-    products = [Product(_matrices(w, w.ndim - 2), dtype=dtype) for w, dtype in factors]
-    shapes = [w.shape[1:-1] for w, _ in factors for _ in range(w.shape[0])]
-    found = skinny_matmuls(rows, products, norm)
+    return _shaped(skinny_matmuls(rows, [_product(f) for f in factors], norm), x, factors)
+
+
+def project_and_convolve(
+    x: Array | Normed, weight: Array, window: Window, *factors: Factor
+) -> tuple[Array, Array, Array, *tuple[Array, ...]]:
+    """A decode step's x [N, D] times weight [H, X, D], the first W channels of every head of it
+    behind a short convolution [N, H, W], and the pool of windows; then the results of factors."""
+    rows, norm = _rows(x, x.ndim - 1)
+    first = Factor(weight[None])
+    products = [_product(first)._replace(window=window), *map(_product, factors)]
+    y, convolved, pool, *others = skinny_matmuls(rows, products, norm)
+    convolved = convolved.reshape(x.shape[0], *window.weights.shape[:-1])
+    (y,) = _shaped((y,), x, (first,))
+    return y, convolved, pool, *_shaped(others, x, factors)
+
+
+def _product(factor: Factor) -> Product:
+    return Product(_matrices(factor.weights, factor.weights.ndim - 2), dtype=factor.dtype)
+
+
+def _shaped(found: Sequence[Array], x: Array | Normed, factors: Sequence[Factor]) -> Any:
+    shapes = [f.weights.shape[1:-1] for f in factors for _ in range(f.weights.shape[0])]
     return tuple(y.reshape(*x.shape[:-1], *s) for y, s in zip(found, shapes, strict=True))
 
 

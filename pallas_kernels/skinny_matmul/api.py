@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax.numpy as jnp
 from jax import Array
 from jax.typing import DTypeLike
 from jaxtyping import Float
 
+from ..causal_conv1d import decode_causal_conv1d
 from ..triton import Implementation, use_pallas
 from . import kernel, reference
-from .reference import Product
+from .reference import Product, Window
 
 
 def skinny_matmul(
@@ -39,9 +41,10 @@ def skinny_matmuls(
     *,
     implementation: Implementation | None = None,
     interpret: bool = False,
-) -> tuple[Float[Array, "M N"], ...]:
+) -> tuple[Array, ...]:
     """combine(x W_1^T, ..., x W_G^T) + residual of each product. A product without `combine` has G
-    results in a row. With `norm` (weight [K], eps) the rows of x are RMS-normalised first.
+    results in a row; one with a window three, its last one the pool, which is updated in place when
+    donated. With `norm` (weight [K], eps) the rows of x are RMS-normalised first.
 
     The kernel keeps products, combination and residual in float32 and rounds once, at the end. The
     reference rounds to x's type before it combines (to the result's where nothing is combined), and
@@ -62,4 +65,19 @@ def skinny_matmuls(
             )
         if covered:
             return kernel.skinny_matmuls(x, products, norm, interpret=interpret)
-    return reference.skinny_matmuls(x, products, norm)
+    found, results = reference.skinny_matmuls(x, products, norm), list[Array]()
+    for product in products:
+        results += found[: product.results]
+        if product.window is not None:
+            results += _convolved(found[0], product.window, implementation, interpret)
+        found = found[product.results :]
+    return tuple(results)
+
+
+def _convolved(
+    y: Float[Array, "M N"], window: Window, implementation: Implementation | None, interpret: bool
+) -> tuple[Float[Array, "M C"], Float[Array, "S L J1 C"]]:
+    heads = y.reshape(y.shape[0], window.weights.shape[0], -1)
+    options: Any = {"implementation": implementation, "interpret": interpret}
+    out, pool = decode_causal_conv1d(heads, *window, **options)
+    return out.reshape(y.shape[0], -1), pool

@@ -29,6 +29,7 @@ from jax.experimental.pallas import triton as plt
 from ..triton import Dot, dividing_block, iota, multiply_add, triton_call
 from .reference import Norm, Product, rms_norm
 from .tuning import MAX_VECTOR_ROWS, SkinnyTuning
+from .window import Convolution
 
 MAX_ROWS = 32
 LANES = 8  # of bfloat16 in one load of a thread
@@ -36,9 +37,19 @@ LANES = 8  # of bfloat16 in one load of a thread
 
 def supported(x: Array, products: Sequence[Product]) -> bool:
     rows, inner = x.shape
-    fits = rows <= MAX_ROWS and inner % 16 == 0 and x.dtype == jnp.bfloat16
-    return fits and all(
-        p.weights.shape[1] % 16 == 0 and p.weights.dtype == jnp.bfloat16 for p in products
+    few = rows <= MAX_ROWS and inner % 16 == 0 and x.dtype == jnp.bfloat16
+    return few and all(_supported(p) for p in products)
+
+
+def _supported(product: Product) -> bool:
+    window, (groups, count, _) = product.window, product.weights.shape
+    fits = count % 16 == 0 and product.weights.dtype == jnp.bfloat16
+    if window is None:
+        return fits
+    _, width, taps = window.weights.shape
+    per_head = count // window.weights.shape[0]
+    return (
+        fits and groups == 1 and per_head % 16 == 0 and width % 16 == 0 and taps & (taps - 1) == 0
     )
 
 
@@ -51,6 +62,7 @@ class Share:
     outputs: int
     groups: int
     combine: Callable[..., Array] | None
+    heads: tuple[int, int] | None = None  # with a window: channels of one, and those convolved
 
     def slice(self, program: Any) -> Any:
         return pl.ds(program * self.outputs, self.outputs)
@@ -61,13 +73,21 @@ class Share:
         starts = (g * whole + program * self.outputs for g in range(self.groups))
         return [pl.ds(start, self.outputs) for start in starts]
 
+    def convolution(
+        self, refs: Any, program: Array, rows: Array, valid: Any = True, *, interpret: bool
+    ) -> Convolution:
+        assert self.heads is not None
+        first = program * self.outputs
+        valid = jnp.asarray(valid)
+        return Convolution(refs, self.heads, first, self.outputs, rows, valid, interpret)
+
     def results(self, sums: Sequence[Array]) -> Sequence[Array]:
         return sums if self.combine is None else (self.combine(*sums),)
 
 
 def _vector_kernel(
-    x_ref: Any, norm_ref: Any, weight_refs: Any, residual_refs: Any, *out_refs: Any,
-    shares: tuple[Share, ...], tuning: SkinnyTuning, eps: float,
+    window_refs: Any, x_ref: Any, norm_ref: Any, weight_refs: Any, residual_refs: Any,
+    *out_refs: Any, shares: tuple[Share, ...], tuning: SkinnyTuning, eps: float, interpret: bool,
 ) -> None:  # fmt: skip
     rows, inner = x_ref.shape
     lanes = min(LANES, tuning.inner)
@@ -76,8 +96,12 @@ def _vector_kernel(
     def neighbours(x: Array) -> Array:
         return jnp.sum(x.reshape(*x.shape[:-1], short, lanes), axis=-1)
 
-    def product(share: Share, program: Array, w_ref: Any, residual_ref: Any, o_refs: Any) -> None:
+    def product(
+        share: Share, program: Array, w_ref: Any, residual_ref: Any, window: Any, o_refs: Any
+    ) -> None:
         lines = share.lines(program)
+        numbers = [jnp.int32(row) for row in range(rows)] if window else []
+        windows = [share.convolution(window, program, n, interpret=interpret) for n in numbers]
 
         def parts(step: Any) -> list[Any]:
             first = step * tuning.unroll
@@ -103,24 +127,30 @@ def _vector_kernel(
             if norm_ref is not None:
                 scale = lax.rsqrt(jnp.sum(sums[share.groups * rows + row]) / inner + eps)
                 out = [y * scale for y in out]
-            for y, o_ref in zip(share.results(out), o_refs, strict=True):
+            for y, o_ref in zip(share.results(out), o_refs, strict=not windows):
                 if residual_ref is not None:
                     y += residual_ref[row, share.slice(program)].astype(jnp.float32)
-                o_ref[row, share.slice(program)] = y.astype(o_ref.dtype)
+                o_ref[row, share.slice(program)] = y = y.astype(o_ref.dtype)
+                if windows:
+                    windows[row].finish(y, *o_refs[1:])
 
-    _each(product, shares, weight_refs, residual_refs, out_refs)
+    _each(product, shares, weight_refs, residual_refs, window_refs, out_refs)
 
 
 def _matrix_kernel(
-    x_ref: Any, norm_ref: Any, weight_refs: Any, residual_refs: Any, *out_refs: Any,
-    shares: tuple[Share, ...], tuning: SkinnyTuning, eps: float, dot: Dot,
+    window_refs: Any, x_ref: Any, norm_ref: Any, weight_refs: Any, residual_refs: Any,
+    *out_refs: Any, shares: tuple[Share, ...], tuning: SkinnyTuning, eps: float, interpret: bool,
 ) -> None:  # fmt: skip
-    rows, inner = x_ref.shape
+    rows, inner, dot = *x_ref.shape, Dot("bf16", interpret)
     padded = tuning.columns(rows)
     valid, all_rows = (iota((padded,), 0) < rows)[:, None], pl.ds(0, padded)
 
-    def product(share: Share, program: Array, w_ref: Any, residual_ref: Any, o_refs: Any) -> None:
+    def product(
+        share: Share, program: Array, w_ref: Any, residual_ref: Any, window: Any, o_refs: Any
+    ) -> None:
         lines = share.lines(program)
+        every = (iota((padded,), 0), valid[:, 0]) if window else None
+        windowed = every and share.convolution(window, program, *every, interpret=interpret)
 
         def step(index: Array, carry: tuple[tuple[Array, ...], Any]) -> tuple[Any, Any]:
             sums, squares = carry
@@ -141,13 +171,16 @@ def _matrix_kernel(
             scale = lax.rsqrt(jnp.sum(squares, axis=1) / inner + eps)[None, :]
             sums = tuple(y * scale for y in sums)
         where = (all_rows, share.slice(program))
-        for y, o_ref in zip(share.results(sums), o_refs, strict=True):
+        for y, o_ref in zip(share.results(sums), o_refs, strict=not windowed):
             y = y.T
             if residual_ref is not None:
                 y += plt.load(residual_ref.at[where], mask=valid, other=0.0).astype(jnp.float32)
-            plt.store(o_ref.at[where], y.astype(o_ref.dtype), mask=valid)
+            y = y.astype(o_ref.dtype)
+            plt.store(o_ref.at[where], y, mask=valid)
+            if windowed:
+                windowed.finish(y, *o_refs[1:])
 
-    _each(product, shares, weight_refs, residual_refs, out_refs)
+    _each(product, shares, weight_refs, residual_refs, window_refs, out_refs)
 
 
 def _each(
@@ -155,13 +188,14 @@ def _each(
     shares: tuple[Share, ...],
     weight_refs: Any,
     residual_refs: Any,
+    window_refs: Any,
     out_refs: Any,
 ) -> None:
     """The product that this program belongs to, and the program's number within it."""
     program, outs = pl.program_id(0), iter(out_refs)
-    for share, w_ref, residual_ref in zip(shares, weight_refs, residual_refs, strict=True):
-        results = 1 if share.combine else share.groups
-        refs = (w_ref, residual_ref, [next(outs) for _ in range(results)])
+    for share, *given in zip(shares, weight_refs, residual_refs, window_refs, strict=True):
+        results = 3 if share.heads else 1 if share.combine else share.groups
+        refs = (*given, [next(outs) for _ in range(results)])
         run = functools.partial(product, share, program - share.first, *refs)
         if len(shares) == 1:
             run()
@@ -183,27 +217,31 @@ def skinny_matmuls(
         tuning = SkinnyTuning.default(rows, inner, matrices, norm is not None)
     tuning = tuning.fit(inner)
     counts = [p.weights.shape[1] for p in products]
-    outputs = [dividing_block(count, tuning.outputs) for count in counts]
+    outputs = [_outputs(p, tuning) for p in products]
     programs = [count // size for count, size in zip(counts, outputs, strict=True)]
     first, groups = accumulate(programs, initial=0), [p.weights.shape[0] for p in products]
-    combines = [p.combine for p in products]
-    shares = tuple(map(Share, first, programs, outputs, groups, combines))
+    combines, heads = [p.combine for p in products], [_heads(p) for p in products]
+    shares = tuple(map(Share, first, programs, outputs, groups, combines, heads))
     weights = [p.weights.reshape(-1, inner) for p in products]
-    options: dict[str, Any] = {"shares": shares, "tuning": tuning}
+    options: dict[str, Any] = {"shares": shares, "tuning": tuning, "interpret": interpret}
     matrix = tuning.matrix or rows > MAX_VECTOR_ROWS
     if norm is not None and matrix and not tuning.narrow:
         x, norm = rms_norm(x, *norm), None
     scale, eps = (None, 0.0) if norm is None else (norm[0].astype(jnp.float32), norm[1])
-    if matrix:
-        options["dot"] = Dot("bf16", interpret)
     kernel = functools.partial(_matrix_kernel if matrix else _vector_kernel, **options, eps=eps)
-    outs = [
-        jax.ShapeDtypeStruct(
-            (rows, p.weights.shape[1]), p.dtype if p.dtype is not None else x.dtype
-        )
-        for p in products
-        for _ in range(p.results)
-    ]
+    outs, aliases, windows = list[jax.ShapeDtypeStruct](), dict[int, int](), list[Any]()
+    for p in products:
+        dtype = p.dtype if p.dtype is not None else x.dtype
+        outs += [jax.ShapeDtypeStruct((rows, p.weights.shape[1]), dtype)] * p.results
+        if p.window is None:
+            windows.append(None)
+            continue
+        taps, pool, layer, slots = p.window
+        taps, at = taps.reshape(-1, taps.shape[-1]), jnp.asarray([layer], jnp.int32)
+        aliases[len(jax.tree.leaves(windows))] = len(outs) + 1
+        windows.append((pool, at, slots, taps))
+        outs.append(jax.ShapeDtypeStruct((rows, taps.shape[0]), dtype))
+        outs.append(jax.ShapeDtypeStruct(pool.shape, pool.dtype))
     return triton_call(
         kernel,
         "skinny_matmul",
@@ -211,5 +249,20 @@ def skinny_matmuls(
         tuple(outs),
         warps=tuning.warps,
         stages=tuning.stages,
+        aliases=aliases,
         interpret=interpret,
-    )(x, scale, weights, [p.residual for p in products])
+    )(windows, x, scale, weights, [p.residual for p in products])
+
+
+def _outputs(product: Product, tuning: SkinnyTuning) -> int:
+    """Of a program, which convolves all of its channels or none."""
+    size = dividing_block(product.weights.shape[1], tuning.outputs)
+    heads = _heads(product)
+    return size if heads is None else min(dividing_block(n, size) for n in heads)
+
+
+def _heads(product: Product) -> tuple[int, int] | None:
+    if product.window is None:
+        return None
+    heads, width, _ = product.window.weights.shape
+    return product.weights.shape[1] // heads, width
