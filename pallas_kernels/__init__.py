@@ -15,6 +15,7 @@ from .gated_norm import gated_rms_norm
 from .grouped_matmul import grouped_matmul, preferred_alignment
 from .paged_attention import (
     decode_paged_attention,
+    gated,
     prefers_whole_prompt,
     ragged_paged_attention,
     write_pages,
@@ -40,6 +41,7 @@ __all__ = [
     "decode_causal_conv1d",
     "decode_gated_delta_rule",
     "decode_paged_attention",
+    "gated",
     "dense_causal_conv1d",
     "dense_gated_delta_rule",
     "gated_rms_norm",

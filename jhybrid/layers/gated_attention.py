@@ -17,6 +17,7 @@ from jaxtyping import Float
 
 from pallas_kernels import (
     decode_paged_attention,
+    gated,
     ragged_paged_attention,
     rotate,
     rotate_and_write,
@@ -97,10 +98,10 @@ def gated_attention(
         q, keys, values = rotate_and_write(q, k, v, norms, norm_eps, batch.positions, *turn, *where)
         assert q is not None
         caches = replace(caches, keys=keys, values=values)
-        o = _attend(q, caches, layer, batch, config.head_dim**-0.5)
-    if config.output_gate:
-        gate = both[..., 1, :].astype(working_dtype(x))
-        o = o.astype(gate.dtype) * jax.nn.sigmoid(gate)
+        gates = both if config.output_gate else None
+        o = _attend(q, caches, layer, batch, config.head_dim**-0.5, gates)
+    if config.output_gate and not isinstance(batch, DecodeBatch):
+        o = gated(o, both)
     return reduce_project(o.astype(x.dtype), params.out, residual), caches
 
 
@@ -145,8 +146,10 @@ def _attend(
     layer: int | Array,
     batch: PrefillBatch | DecodeBatch,
     scale: float,
+    gates: Float[Array, "T H 2 D"] | None,
 ) -> Float[Array, "T H D"]:
-    """Every query against all of its sequence up to itself, whose keys are in their pages."""
+    """Every query against all of its sequence up to itself, whose keys are in their pages. A decode
+    step's results are gated."""
     keys, values = caches.keys, caches.values
     match batch:
         case PrefillBatch():
@@ -163,7 +166,7 @@ def _attend(
             )
         case DecodeBatch():
             return decode_paged_attention(
-                q, keys, values, layer, batch.positions, batch.page_table, scale=scale
+                q, keys, values, layer, batch.positions, batch.page_table, scale=scale, gates=gates
             )
 
 

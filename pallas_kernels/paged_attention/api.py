@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax.numpy as jnp
 from jax import Array
 from jax.typing import DTypeLike
@@ -95,10 +97,15 @@ def decode_paged_attention(
     *,
     scale: float,
     value_dim: int | None = None,
+    gates: Float[Array, "N Hq 2 V"] | None = None,
     implementation: Implementation | None = None,
     interpret: bool = False,
 ) -> Float[Array, "N Hq V"]:
-    """One query for each of N sequences; a negative position sees nothing and gives zeros."""
+    """One query for each of N sequences; a negative position sees nothing and gives zeros.
+
+    With `gates` the result is multiplied by the sigmoid of gates[:, :, 1]: beside them are the
+    queries, as a projection leaves both.
+    """
     width = value_dim if value_dim is not None else keys.shape[-1]
     if _choose(implementation, q, width):
         return decode(
@@ -110,11 +117,13 @@ def decode_paged_attention(
             page_table,
             scale=scale,
             value_dim=width,
+            gates=gates,
             interpret=interpret,
         )
-    return reference.decode_paged_attention(
+    o = reference.decode_paged_attention(
         q, keys, values, layer, positions, page_table, scale=scale, value_dim=value_dim
     )
+    return o if gates is None else reference.gated(o, gates)
 
 
 def decode(
@@ -127,6 +136,7 @@ def decode(
     *,
     scale: float,
     value_dim: int,
+    gates: Array | None = None,
     tuned: tuning.Tuning | None = None,
     interpret: bool = False,
 ) -> Array:
@@ -141,7 +151,8 @@ def decode(
     tiles = work.decode_tiles(positions)
     pieces = work.make_pieces(tiles, cut, tuned)
     args = (q, keys, values, layer, positions, page_table, tiles, pieces, cut, tuned)
-    return attend(*args, scale=scale, value_dim=value_dim, interpret=interpret)
+    options: Any = {"scale": scale, "value_dim": value_dim, "interpret": interpret}
+    return attend(*args, gates=gates, **options)
 
 
 def prefill(

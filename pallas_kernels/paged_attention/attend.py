@@ -13,6 +13,7 @@ from jax.experimental.pallas import triton as plt
 
 from ..triton import Dot, iota, triton_call
 from .flash import LOWEST, Sums, columns, head_blocks, kernel, parts_of
+from .reference import gated
 from .tuning import Cut, Tuning, programs
 from .work import Pieces, Tiles
 
@@ -22,6 +23,7 @@ COMBINED = 32  # pieces merged at once
 def _combine_kernel(
     of_tile_ref: Any,
     rows_refs: Any,
+    gate_ref: Any,
     acc_ref: Any,
     top_ref: Any,
     total_ref: Any,
@@ -65,7 +67,10 @@ def _combine_kernel(
     _, total, acc = lax.fori_loop(0, groups, body, carry)
     share = 1 / jnp.where(total > 0, total, 1)
     for (offset, width), a in zip(parts, acc, strict=True):
-        o_ref[token, head, pl.ds(offset, width)] = (a * share).astype(o_ref.dtype)
+        y, part = a * share, pl.ds(offset, width)
+        if gate_ref is not None:
+            y *= jax.nn.sigmoid(gate_ref[token, head, 1, part].astype(jnp.float32))
+        o_ref[token, head, part] = y.astype(o_ref.dtype)
 
 
 def attend(
@@ -82,9 +87,11 @@ def attend(
     *,
     scale: float,
     value_dim: int,
+    gates: Array | None = None,
     interpret: bool = False,
 ) -> Array:
-    """Queries q [T, Hq, D] of the tiles against the pages: [T, Hq, V]."""
+    """Queries q [T, Hq, D] of the tiles against the pages: [T, Hq, V], times the sigmoid of `gates`
+    [T, Hq, 2, V], of which the second are meant."""
     tokens, q_heads, _ = q.shape
     heads = head_blocks(q_heads, keys.shape[3], tuning.rows)
     queries = tiles.queries
@@ -120,8 +127,8 @@ def attend(
         stages=tuning.stages,
     )(*inputs)
     if cut.whole:
-        return found[0]
+        return found[0] if gates is None else gated(found[0], gates)
     of_token = None if queries is None else (queries.of_token, queries.start)
     grid = (q_heads, tokens)
     combine = run(_combine_kernel, "paged_attention_combine", grid, (out,), warps=4)
-    return combine(pieces.of_tile, of_token, *found)[0]
+    return combine(pieces.of_tile, of_token, gates, *found)[0]

@@ -7,6 +7,7 @@ softmax, so the cost follows the longest context present and one compiled shape 
 
 from __future__ import annotations
 
+import jax
 import jax.numpy as jnp
 from jax import Array, lax
 from jaxtyping import Float, Int32
@@ -29,6 +30,13 @@ def write_pages(
     page = or_outside(jnp.where(kv_slots >= 0, kv_slots // size, -1), count)
     at = pages.at[page, layer, kv_slots % size]
     return at.set(rows.astype(pages.dtype), mode="drop", unique_indices=True)
+
+
+def gated(o: Float[Array, "*T H V"], gates: Float[Array, "*T H 2 V"]) -> Float[Array, "*T H V"]:
+    """o times the sigmoid of gates[.., 1, :], in float32, cast back to o's dtype. Beside the gates
+    are the queries, as a projection leaves both."""
+    gate = gates[..., 1, :].astype(working_dtype(o))
+    return (o.astype(gate.dtype) * jax.nn.sigmoid(gate)).astype(o.dtype)
 
 
 def _attend(

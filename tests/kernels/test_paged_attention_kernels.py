@@ -221,6 +221,24 @@ def test_a_sequence_knows_nothing_of_its_neighbours() -> None:
         np.testing.assert_array_equal(x.decode(SMALL, positions=alone)[n], together[n])
 
 
+@pytest.mark.parametrize("tuned", [SMALL, replace(SMALL, piece=1024)], ids=["pieces", "whole"])
+def test_gates(tuned: Tuning) -> None:
+    """Beside the queries; the kernel that merges pieces multiplies, or XLA where there is none."""
+    x = Inputs(GQA, LENGTHS, (1,) * len(LENGTHS), dtype=jnp.bfloat16)
+    shape = (len(LENGTHS), GQA.heads, 2, GQA.value_dim)
+    gates = np.random.default_rng(3).normal(size=shape).astype(np.float32)
+    gates[:, :, 0] = np.nan
+    rounded = jnp.asarray(gates, jnp.bfloat16)
+    options: Any = {"tuned": tuned, "scale": x.scale, "value_dim": GQA.value_dim}
+    args = x.q, x.keys, x.values, 1, jnp.asarray(x.positions), jnp.asarray(x.table)
+    found = api.decode(*args, gates=rounded, **options, interpret=True)
+    gate = np.asarray(rounded, np.float64)[:, :, 1]
+    right = x.decode(tuned).astype(np.float64) / (1 + np.exp(-gate))
+    assert_close("gated", found.astype(jnp.float32), right, BF16_BOUND)
+    by_xla = decode_paged_attention(*args, scale=x.scale, gates=rounded, implementation="xla")
+    assert_close("by XLA", by_xla.astype(jnp.float32), right, BF16_BOUND)
+
+
 def test_runs_are_identical() -> None:
     x = Inputs(LATENT, (250, 3), (1, 1), dtype=jnp.bfloat16)
     np.testing.assert_array_equal(x.decode(SMALL), x.decode(SMALL))
