@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -55,6 +56,7 @@ def skinny_matmuls(
     others; by name, another case is an error. float32 goes to the reference, whose products have
     JAX's default precision.
     """
+    run: Any = reference.skinny_matmuls
     if use_pallas(implementation):
         covered = kernel.supported(x, products)
         if implementation == "pallas" and not covered:
@@ -64,8 +66,10 @@ def skinny_matmuls(
                 "multiples of 16"
             )
         if covered:
-            return kernel.skinny_matmuls(x, products, norm, interpret=interpret)
-    found, results = reference.skinny_matmuls(x, products, norm), list[Array]()
+            run = functools.partial(kernel.skinny_matmuls, interpret=interpret)
+            if kernel.convolves(x, products, norm):
+                return run(x, products, norm)
+    found, results = run(x, [p._replace(window=None) for p in products], norm), list[Array]()
     for product in products:
         results += found[: product.results]
         if product.window is not None:

@@ -38,19 +38,26 @@ LANES = 8  # of bfloat16 in one load of a thread
 def supported(x: Array, products: Sequence[Product]) -> bool:
     rows, inner = x.shape
     few = rows <= MAX_ROWS and inner % 16 == 0 and x.dtype == jnp.bfloat16
-    return few and all(_supported(p) for p in products)
-
-
-def _supported(product: Product) -> bool:
-    window, (groups, count, _) = product.window, product.weights.shape
-    fits = count % 16 == 0 and product.weights.dtype == jnp.bfloat16
-    if window is None:
-        return fits
-    _, width, taps = window.weights.shape
-    per_head = count // window.weights.shape[0]
-    return (
-        fits and groups == 1 and per_head % 16 == 0 and width % 16 == 0 and taps & (taps - 1) == 0
+    return few and all(
+        p.weights.shape[1] % 16 == 0 and p.weights.dtype == jnp.bfloat16 for p in products
     )
+
+
+def convolves(x: Array, products: Sequence[Product], norm: Norm | None) -> bool:
+    """Whether the products' launch does what their windows ask for, if any do. Elementwise programs
+    do not: there are thousands, a few microseconds long, and each would wait for its window."""
+    windowed = [p for p in products if p.window is not None]
+    matrix = _tuning(x, products, norm).matrix or x.shape[0] > MAX_VECTOR_ROWS
+    return not windowed or (matrix and all(_joins(p) for p in windowed))
+
+
+def _joins(product: Product) -> bool:
+    """Whether blocks of outputs are convolved as a whole or not at all."""
+    heads, window = _heads(product), product.window
+    assert heads is not None and window is not None
+    taps = window.weights.shape[2]
+    even = all(n % 16 == 0 for n in heads) and taps & (taps - 1) == 0
+    return even and product.weights.shape[0] == 1
 
 
 @dataclass(frozen=True)
@@ -87,7 +94,7 @@ class Share:
 
 def _vector_kernel(
     window_refs: Any, x_ref: Any, norm_ref: Any, weight_refs: Any, residual_refs: Any,
-    *out_refs: Any, shares: tuple[Share, ...], tuning: SkinnyTuning, eps: float, interpret: bool,
+    *out_refs: Any, shares: tuple[Share, ...], tuning: SkinnyTuning, eps: float,
 ) -> None:  # fmt: skip
     rows, inner = x_ref.shape
     lanes = min(LANES, tuning.inner)
@@ -99,9 +106,8 @@ def _vector_kernel(
     def product(
         share: Share, program: Array, w_ref: Any, residual_ref: Any, window: Any, o_refs: Any
     ) -> None:
+        assert window is None  # see `convolves`
         lines = share.lines(program)
-        numbers = [jnp.int32(row) for row in range(rows)] if window else []
-        windows = [share.convolution(window, program, n, interpret=interpret) for n in numbers]
 
         def parts(step: Any) -> list[Any]:
             first = step * tuning.unroll
@@ -127,12 +133,10 @@ def _vector_kernel(
             if norm_ref is not None:
                 scale = lax.rsqrt(jnp.sum(sums[share.groups * rows + row]) / inner + eps)
                 out = [y * scale for y in out]
-            for y, o_ref in zip(share.results(out), o_refs, strict=not windows):
+            for y, o_ref in zip(share.results(out), o_refs, strict=True):
                 if residual_ref is not None:
                     y += residual_ref[row, share.slice(program)].astype(jnp.float32)
-                o_ref[row, share.slice(program)] = y = y.astype(o_ref.dtype)
-                if windows:
-                    windows[row].finish(y, *o_refs[1:])
+                o_ref[row, share.slice(program)] = y.astype(o_ref.dtype)
 
     _each(product, shares, weight_refs, residual_refs, window_refs, out_refs)
 
@@ -212,10 +216,7 @@ def skinny_matmuls(
     interpret: bool = False,
 ) -> tuple[Array, ...]:
     rows, inner = x.shape
-    if tuning is None:
-        matrices = [(p.weights.shape[0], p.weights.shape[1]) for p in products]
-        tuning = SkinnyTuning.default(rows, inner, matrices, norm is not None)
-    tuning = tuning.fit(inner)
+    tuning = (tuning or _tuning(x, products, norm)).fit(inner)
     counts = [p.weights.shape[1] for p in products]
     outputs = [_outputs(p, tuning) for p in products]
     programs = [count // size for count, size in zip(counts, outputs, strict=True)]
@@ -223,11 +224,13 @@ def skinny_matmuls(
     combines, heads = [p.combine for p in products], [_heads(p) for p in products]
     shares = tuple(map(Share, first, programs, outputs, groups, combines, heads))
     weights = [p.weights.reshape(-1, inner) for p in products]
-    options: dict[str, Any] = {"shares": shares, "tuning": tuning, "interpret": interpret}
+    options: dict[str, Any] = {"shares": shares, "tuning": tuning}
     matrix = tuning.matrix or rows > MAX_VECTOR_ROWS
     if norm is not None and matrix and not tuning.narrow:
         x, norm = rms_norm(x, *norm), None
     scale, eps = (None, 0.0) if norm is None else (norm[0].astype(jnp.float32), norm[1])
+    if matrix:
+        options["interpret"] = interpret
     kernel = functools.partial(_matrix_kernel if matrix else _vector_kernel, **options, eps=eps)
     outs, aliases, windows = list[jax.ShapeDtypeStruct](), dict[int, int](), list[Any]()
     for p in products:
@@ -252,6 +255,11 @@ def skinny_matmuls(
         aliases=aliases,
         interpret=interpret,
     )(windows, x, scale, weights, [p.residual for p in products])
+
+
+def _tuning(x: Array, products: Sequence[Product], norm: Norm | None) -> SkinnyTuning:
+    matrices = [(p.weights.shape[0], p.weights.shape[1]) for p in products]
+    return SkinnyTuning.default(x.shape[0], x.shape[1], matrices, norm is not None)
 
 
 def _outputs(product: Product, tuning: SkinnyTuning) -> int:

@@ -81,7 +81,7 @@ def test_xla_and_more_rows_than_the_kernel_takes(rows: int) -> None:
 
 @pytest.mark.parametrize("rows", [2, 24])
 def test_lowers_for_cuda(rows: int) -> None:
-    """Qwen3.5-4B: 16 heads of 768 channels, 512 of them convolved; one launch."""
+    """Qwen3.5-4B: 16 heads of 768 channels, 512 of them convolved; for few rows two launches."""
     bf16 = jnp.bfloat16
     shapes = (
         ((rows, 2560), bf16),
@@ -97,4 +97,4 @@ def test_lowers_for_cuda(rows: int) -> None:
         return skinny_matmuls(x, (Product(w, window=window),), norm, implementation="pallas")
 
     text = lower_for_cuda(step, *(jax.ShapeDtypeStruct(*shape) for shape in shapes))
-    assert text.count(TRITON_CALL) == 1
+    assert text.count(TRITON_CALL) == (2 if rows == 2 else 1)
