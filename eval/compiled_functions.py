@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from jhybrid.layers.mlp import activation_of
-from pallas_kernels import Product, causal_conv1d, ragged_pack, skinny_matmuls, tiled_matmul
+from pallas_kernels import Product, Window, causal_conv1d, ragged_pack, skinny_matmuls, tiled_matmul
 from pallas_kernels.arg_specs import (
     ATTENTION_SHAPES,
     HEAD_SHAPES,
@@ -132,6 +132,7 @@ class ProductShapes(NamedTuple):
 
     hidden: int
     read: tuple[tuple[tuple[int, int], ...], ...]
+    convolved: tuple[int, int]  # key heads of the first of them, and channels of each
     combined: int  # outputs of two matrices
     added: tuple[int, ...]  # inner dimensions of what goes to the residual stream
 
@@ -140,24 +141,28 @@ PRODUCT_SHAPES = {
     "Qwen3.5-4B": ProductShapes(
         2560,
         (((1, 12288), (2, 32)), ((1, 8192), (1, 1024), (1, 1024)), ((1, 248320),)),
+        (16, 512),
         9216,
         (4096, 9216),
     ),
     "Qwen3.6-27B": ProductShapes(
         5120,
         (((1, 16384), (2, 48)), ((1, 12288), (1, 1024), (1, 1024)), ((1, 248320),)),
+        (16, 640),
         17408,
         (6144, 17408),
     ),
     "Qwen3.5-35B-A3B": ProductShapes(
         2048,
         (((1, 12288), (2, 32)), ((1, 8192), (1, 512), (1, 512)), ((1, 248320),)),
+        (16, 512),
         512,
         (4096, 512),
     ),
     "Kimi-Linear": ProductShapes(
         2304,
         (((1, 12288), (1, 128), (1, 32)), ((1, 6144),), ((1, 576),), ((1, 163840),)),
+        (32, 384),
         9216,
         (4096, 9216, 1024),
     ),
@@ -165,10 +170,15 @@ PRODUCT_SHAPES = {
 
 
 def product_functions() -> Iterator[tuple[Callable, Any]]:
-    """What a block reads, with gates beside; what it combines; what it adds; the vocabulary."""
+    """What a block reads, with gates beside, and with a convolution behind; what it combines; what
+    it adds; the vocabulary."""
 
     def read(x: Any, scale: Any, first: Any, *rest: Any) -> Any:
         products = (Product(first), *(Product(w, dtype=jnp.float32) for w in rest))
+        return _in_pallas(skinny_matmuls)(x, products, (scale, 1e-6))
+
+    def convolved(x: Any, scale: Any, window: Any, first: Any, *rest: Any) -> Any:
+        products = (Product(first, window=Window(*window)), *map(Product, rest))
         return _in_pallas(skinny_matmuls)(x, products, (scale, 1e-6))
 
     def gated(x: Any, scale: Any, gate_up: Any) -> Any:
@@ -180,11 +190,16 @@ def product_functions() -> Iterator[tuple[Callable, Any]]:
         return _in_pallas(skinny_matmuls)(x, (Product(w, residual=residual),))
 
     bf16 = functools.partial(jax.ShapeDtypeStruct, dtype=jnp.bfloat16)
+    number = functools.partial(jax.ShapeDtypeStruct, dtype=jnp.int32)
     for rows in (2, 8, 16, 24, 32):
-        for hidden, launches, combined, added in PRODUCT_SHAPES.values():
+        for hidden, launches, (heads, width), combined, added in PRODUCT_SHAPES.values():
             x, scale = bf16((rows, hidden)), jax.ShapeDtypeStruct((hidden,), jnp.float32)
             for matrices in launches:
                 yield read, (x, scale, *(bf16((*each, hidden)) for each in matrices))
+            pool = bf16((SLOTS, 24, 3, heads * width))
+            window = bf16((heads, width, 4)), pool, number(()), number((rows,))
+            matrices = (bf16((*each, hidden)) for each in launches[0])
+            yield convolved, (x, scale, window, *matrices)
             yield gated, (x, scale, bf16((2, combined, hidden)))
             for inner in added:
                 yield add, (bf16((rows, inner)), bf16((1, hidden, inner)), x)
