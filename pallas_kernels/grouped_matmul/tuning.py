@@ -45,7 +45,7 @@ class MatmulTuning:
 class HopperTuning:
     """Of the kernel for groups of many rows on Hopper."""
 
-    heights: tuple[int, ...] = (32, 64, 96, 112, 128, 144)  # of pieces, rising
+    heights: tuple[int, ...] = (32, 64, 96, 112, 120, 128, 136, 144)  # of pieces, rising
     columns: int = 256  # of a tile: of all matrices together
     inner: int = 64  # of a step: as wide as shared memory is swizzled
     consumers: int = 2  # groups of threads that multiply, each a share of the columns
