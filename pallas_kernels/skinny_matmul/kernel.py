@@ -81,11 +81,10 @@ class Share:
         return [pl.ds(start, self.outputs) for start in starts]
 
     def convolution(
-        self, refs: Any, program: Array, rows: Array, valid: Any = True, *, interpret: bool
+        self, refs: Any, program: Array, rows: Array, valid: Array, interpret: bool
     ) -> Convolution:
         assert self.heads is not None
         first = program * self.outputs
-        valid = jnp.asarray(valid)
         return Convolution(refs, self.heads, first, self.outputs, rows, valid, interpret)
 
     def results(self, sums: Sequence[Array]) -> Sequence[Array]:
@@ -153,8 +152,10 @@ def _matrix_kernel(
         share: Share, program: Array, w_ref: Any, residual_ref: Any, window: Any, o_refs: Any
     ) -> None:
         lines = share.lines(program)
-        every = (iota((padded,), 0), valid[:, 0]) if window else None
-        windowed = every and share.convolution(window, program, *every, interpret=interpret)
+        windowed: Convolution | None = None
+        if window is not None:
+            every = iota((padded,), 0)
+            windowed = share.convolution(window, program, every, every < rows, interpret)
 
         def step(index: Array, carry: tuple[tuple[Array, ...], Any]) -> tuple[Any, Any]:
             sums, squares = carry
@@ -175,13 +176,13 @@ def _matrix_kernel(
             scale = lax.rsqrt(jnp.sum(squares, axis=1) / inner + eps)[None, :]
             sums = tuple(y * scale for y in sums)
         where = (all_rows, share.slice(program))
-        for y, o_ref in zip(share.results(sums), o_refs, strict=not windowed):
+        for y, o_ref in zip(share.results(sums), o_refs, strict=windowed is None):
             y = y.T
             if residual_ref is not None:
                 y += plt.load(residual_ref.at[where], mask=valid, other=0.0).astype(jnp.float32)
             y = y.astype(o_ref.dtype)
             plt.store(o_ref.at[where], y, mask=valid)
-            if windowed:
+            if windowed is not None:
                 windowed.finish(y, *o_refs[1:])
 
     _each(product, shares, weight_refs, residual_refs, window_refs, out_refs)
