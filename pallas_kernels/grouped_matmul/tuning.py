@@ -43,7 +43,10 @@ class MatmulTuning:
 
 @dataclass(frozen=True)
 class HopperTuning:
-    """Of the kernel for groups of many rows on Hopper."""
+    """Of the kernel for groups of many rows on Hopper.
+
+    Two consumers at most: more would wait for ever for registers that a block does not have.
+    """
 
     heights: tuple[int, ...] = (32, 64, 96, 112, 120, 128, 136, 144)  # of pieces, rising
     columns: int = 256  # of a tile: of all matrices together
