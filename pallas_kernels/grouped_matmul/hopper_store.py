@@ -44,7 +44,8 @@ class GroupedStore:
             ]
             y = parts[0] if self.combine is None else self.combine(*parts)
             buffer = self.out.at[self.group, place % slots]
-            plgpu.wait_smem_to_gmem(slots - 1, wait_read_only=True)
+            # A tile begins with the first slot, wherever the one before ended: all must be read.
+            plgpu.wait_smem_to_gmem(slots - 1 if place else 0, wait_read_only=True)
             self._turn(y.astype(self.out.dtype), buffer.at[pl.ds(0, size)])
             plgpu.commit_smem()
             to = column + (self.group * blocks + block) * LINES
