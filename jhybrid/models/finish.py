@@ -13,16 +13,15 @@ from dataclasses import replace
 import jax
 import jax.numpy as jnp
 from jax import Array
-from jaxtyping import Float
+from jaxtyping import Float, Int32
 
 from ..batch import Caches, DecodeBatch, PrefillBatch
 from ..config import AttentionConfig, LatentAttentionConfig, ModelConfig
 from ..layers.attention_residuals import mix_residuals
 from ..layers.gated_attention import GatedAttentionParams, write_keys
 from ..layers.multi_head_latent_attention import LatentAttentionParams, write_latents
-from ..layers.norm import Normed
 from .cut import closing_layers
-from .hybrid import Stream, leave, place_in_caches, run_layers
+from .hybrid import Stream, block_input, leave, place_in_caches, run_layers
 from .specs import ModelParams
 
 
@@ -31,12 +30,11 @@ def finish(
 ) -> tuple[Float[Array, "N D"], Caches]:
     """The residual stream of each sequence's last token behind the last layer, from the stream that
     enters `closing_layers`, and the new caches. An empty (padding) sequence gives some row."""
-    last = jnp.maximum(batch.cu_seqlens[1:] - 1, 0)
-    layers = closing_layers(config)
+    last, layers = jnp.maximum(batch.cu_seqlens[1:] - 1, 0), closing_layers(config)
     for number in layers:
         caches = _write(params, stream, caches, batch, config, number)
     ends = jax.tree.map(lambda x: x[last], stream)
-    ends, new = run_layers(params, ends, caches, _last_tokens(batch), config, layers)
+    ends, new = run_layers(params, ends, caches, _last_tokens(batch, last), config, layers)
     assert new is not None
     return leave(params, ends, config), new
 
@@ -51,10 +49,9 @@ def finish_all(
     return leave(params, stream, config), new
 
 
-def _last_tokens(batch: PrefillBatch) -> DecodeBatch:
+def _last_tokens(batch: PrefillBatch, last: Int32[Array, " N"]) -> DecodeBatch:
     """A decode step of each sequence's last token, whose keys are in their pages already."""
-    last, empty = jnp.maximum(batch.cu_seqlens[1:] - 1, 0), jnp.diff(batch.cu_seqlens) == 0
-    nowhere = jnp.full_like(last, -1)
+    empty, nowhere = jnp.diff(batch.cu_seqlens) == 0, jnp.full_like(last, -1)
     return DecodeBatch(
         token_ids=batch.token_ids[last],
         positions=jnp.where(empty, -1, batch.positions[last]),
@@ -77,7 +74,7 @@ def _write(
     x = stream.x
     if layer.mixer_mix is not None:
         x = mix_residuals(layer.mixer_mix, stream.stored, x, eps)
-    h = x if layer.norm == "post" else Normed(x, layer.mixer_norm, eps)
+    h = block_input(layer, x, layer.mixer_norm, config)
     match layer.mixer:
         case GatedAttentionParams() as mixer:
             assert isinstance(config.full, AttentionConfig)

@@ -167,8 +167,7 @@ def _mixer(
     config: ModelConfig,
 ) -> tuple[Float[Array, "*B D"], Caches | None]:
     """The residual plus what the layer's mixer adds to it."""
-    post = layer.norm == "post"
-    h = x if post else Normed(x, layer.mixer_norm, config.norm_eps)
+    post, h = layer.norm == "post", block_input(layer, x, layer.mixer_norm, config)
     inner = None if post else residual  # added by the mixer, unless a norm comes between
     match layer.mixer:
         case GatedDeltaNetParams() as mixer:
@@ -184,6 +183,13 @@ def _mixer(
             assert isinstance(config.full, LatentAttentionConfig)
             h, caches = latent_attention(mixer, h, caches, index, batch, config.full, inner)
     return _after(h, layer.mixer_norm, residual, config) if post else h, caches
+
+
+def block_input(
+    layer: LayerParams, x: Float[Array, "*B D"], norm: Float[Array, " D"], config: ModelConfig
+) -> Float[Array, "*B D"] | Normed:
+    """What a mixer or a feed-forward block reads: x, normalised unless the norm comes behind it."""
+    return x if layer.norm == "post" else Normed(x, norm, config.norm_eps)
 
 
 def _after(
@@ -205,8 +211,7 @@ def feed_forward(
     count: Int32[Array, ""] | None = None,
 ) -> Float[Array, "*B D"]:
     """The residual plus what the layer's feed-forward block adds to it."""
-    post = layer.norm == "post"
-    h = x if post else Normed(x, layer.ffn_norm, config.norm_eps)
+    post, h = layer.norm == "post", block_input(layer, x, layer.ffn_norm, config)
     match layer.ffn:
         case MLPParams() as ffn:
             h = mlp(ffn, h, config.activation, None if post else residual, count)

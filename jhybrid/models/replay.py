@@ -53,7 +53,7 @@ from ..layers.kimi_delta_attention import (
 from ..layers.norm import Normed, rms_norm
 from .group_inputs import read_group_inputs
 from .groups import Group
-from .hybrid import embed, feed_forward
+from .hybrid import block_input, embed, feed_forward
 from .specs import LayerParams, LinearMixer, ModelParams
 
 Stream = tuple[Group, Float[Array, "T D"]]
@@ -149,7 +149,7 @@ def _rule_inputs(
     array of `rows`, where `before` are those of the layers before it.
     """
     index, into = numbers[0], Part(rows, numbers[1], before)
-    h = x if layer.norm == "post" else Normed(x, layer.mixer_norm, config.norm_eps)
+    h = block_input(layer, x, layer.mixer_norm, config)
     at = (caches, index, batch, config.linear, into)
     match layer.mixer:
         case GatedDeltaNetParams() as mixer:

@@ -7,12 +7,14 @@ from jax import Array
 from jax.typing import DTypeLike
 from jaxtyping import Float, Int32
 
-from ..tiled_matmul.tuning import on_hopper
+from ..device import on_hopper
 from ..triton import Implementation, use_pallas
 from . import hopper, kernel, reference
 from .reference import Combine
 from .tuning import hopper_tuning
 from .units import ALIGNED
+
+MANY = 96  # rows a group, from which the Hopper kernel is the faster one
 
 
 def grouped_matmul(
@@ -67,6 +69,3 @@ def preferred_alignment(
     multiplied too, but groups of many rows are then multiplied faster."""
     many = count >= MANY * groups and dtype == jnp.bfloat16
     return ALIGNED if many and use_pallas(implementation) and on_hopper() else 1
-
-
-MANY = 96  # rows a group, from which the Hopper kernel is the faster one

@@ -19,9 +19,11 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, llvm
 
+from ..mosaic import SWIZZLE
+
 PART = 16  # bytes that one instruction copies
 THREADS = 128
-LINE = 128  # bytes of a row in a stage: as wide as it is swizzled
+LINE = SWIZZLE  # bytes of a row in a stage
 TOGETHER = THREADS * PART // LINE  # rows that the threads copy at once
 BARRIER = 8  # bytes
 SCALAR = plgpu.Layout.WG_SPLAT

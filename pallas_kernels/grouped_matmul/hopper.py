@@ -19,7 +19,7 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from ..tiled_matmul.kernel import REGISTERS, interpreter, shared
+from ..mosaic import REGISTERS, compiler_params, interpreter, shared, transposed
 from .gathered import barriers, copy_rows, init_barriers, wait_rows
 from .hopper_store import GroupedStore
 from .reference import Combine
@@ -69,12 +69,7 @@ def grouped_matmul(
         grid_names=("blocks",),
         num_threads=consumers + 1,
         thread_name="group",
-        compiler_params=plgpu.CompilerParams(
-            approx_math=True,
-            unsafe_no_auto_barriers=True,
-            reduction_scratch_bytes=512,
-            lowering_semantics=plgpu.LoweringSemantics.Warpgroup,
-        ),
+        compiler_params=compiler_params(),
         interpret=interpreter(out_of_bounds_reads="uninitialized") if interpret else None,
     )
     index = () if rows is None else (rows,)
@@ -168,12 +163,8 @@ class Ring:
 
     def turned_rows(self, stage: Array, height: int, group: Array) -> Any:
         """[inner, height]"""
-        rows = self.x.at[stage, pl.ds(0, height)]
-        if self.turned is None:
-            return rows.transpose((1, 0))
-        turned = self.turned.at[group, :, pl.ds(0, height)]
-        turned[...] = rows[...].T
-        return turned
+        scratch = None if self.turned is None else self.turned.at[group, :, pl.ds(0, height)]
+        return transposed(self.x.at[stage, pl.ds(0, height)], scratch)
 
 
 def _produce(work: Work, ring: Ring, x_ref: Any, w_ref: Any, rows_ref: Any = None) -> None:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import Array
 from jax.typing import DTypeLike
 
-from ..tiled_matmul.tuning import MULTIPROCESSORS, on_hopper
+from ..device import MULTIPROCESSORS, on_hopper
 from ..triton import Products
 from .units import ALIGNED
 

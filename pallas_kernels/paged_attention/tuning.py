@@ -9,8 +9,9 @@ from typing import Any
 import jax.numpy as jnp
 from jax.typing import DTypeLike
 
+from ..device import MULTIPROCESSORS
+
 PARTIAL_BYTES = 64 * 2**20  # of the partial results that pieces leave to be combined
-MULTIPROCESSORS = 132
 LEAST_PIECE = 128  # keys; a smaller piece costs more to start and to combine than to read
 FEW = 32  # queries of a prefill whose programs all run at once
 

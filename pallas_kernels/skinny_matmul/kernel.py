@@ -47,8 +47,14 @@ def convolves(x: Array, products: Sequence[Product], norm: Norm | None) -> bool:
     """Whether the products' launch does what their windows ask for, if any do. Elementwise programs
     do not: there are thousands, a few microseconds long, and each would wait for its window."""
     windowed = [p for p in products if p.window is not None]
-    matrix = _tuning(x, products, norm).matrix or x.shape[0] > MAX_VECTOR_ROWS
-    return not windowed or (matrix and all(_joins(p) for p in windowed))
+    if not windowed:
+        return True
+    return _in_matrices(_tuning(x, products, norm), x) and all(map(_joins, windowed))
+
+
+def _in_matrices(tuning: SkinnyTuning, x: Array) -> bool:
+    """Whether the products are on the tensor cores."""
+    return tuning.matrix or x.shape[0] > MAX_VECTOR_ROWS
 
 
 def _joins(product: Product) -> bool:
@@ -226,7 +232,7 @@ def skinny_matmuls(
     shares = tuple(map(Share, first, programs, outputs, groups, combines, heads))
     weights = [p.weights.reshape(-1, inner) for p in products]
     options: dict[str, Any] = {"shares": shares, "tuning": tuning}
-    matrix = tuning.matrix or rows > MAX_VECTOR_ROWS
+    matrix = _in_matrices(tuning, x)
     if norm is not None and matrix and not tuning.narrow:
         x, norm = rms_norm(x, *norm), None
     scale, eps = (None, 0.0) if norm is None else (norm[0].astype(jnp.float32), norm[1])

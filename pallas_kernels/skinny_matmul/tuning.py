@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from ..device import MULTIPROCESSORS
 from ..triton import dividing_block
 
 MAX_VECTOR_ROWS = 4
 FEW_ROWS = 8
 LARGE = 128 * 2**20  # bytes of weights from which on the tensor cores win for any rows
-MULTIPROCESSORS = 132
 SHARED = 227 * 1024  # bytes of a multiprocessor's
 RESERVED = 2048  # of each program's: the system's and the barriers'
 MOST_STAGES = 16  # more were never faster

@@ -5,10 +5,11 @@ from __future__ import annotations
 from jax import Array
 from jaxtyping import Float, Int32
 
+from ..device import on_hopper
 from ..triton import Implementation, use_pallas
 from . import kernel, reference
 from .reference import Combine
-from .tuning import TiledTuning, on_hopper
+from .tuning import TiledTuning
 
 
 def tiled_matmul(

@@ -21,12 +21,11 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from ..mosaic import REGISTERS, compiler_params, interpreter, shared, transposed
 from .reference import Combine
 from .store import Store
-from .tuning import CONSUMERS, SWIZZLE, TiledTuning
+from .tuning import CONSUMERS, TiledTuning
 from .walk import PAIR, Walk
-
-REGISTERS = {"consumer": 232, "producer": 40}
 
 
 # Jitted so that layers of one shape are lowered once.
@@ -67,13 +66,7 @@ def tiled_matmul(
         cluster_names=(PAIR,) if tuning.pair else (),
         num_threads=CONSUMERS + 1,
         thread_name="group",
-        compiler_params=plgpu.CompilerParams(
-            approx_math=True,
-            # A wait for products or copies is a wait of the whole group; more barriers cost 2 %.
-            unsafe_no_auto_barriers=True,
-            reduction_scratch_bytes=512,
-            lowering_semantics=plgpu.LoweringSemantics.Warpgroup,
-        ),
+        compiler_params=compiler_params(),
         interpret=interpreter() if interpret else None,
     )
     return run(count, x, weights, *(() if residual is None else (residual,)))
@@ -114,11 +107,8 @@ class Ring:
 
     def turned_weights(self, stage: Array, group: Array) -> Any:
         """[inner, columns]"""
-        if self.turned is None:
-            return self.weights.at[stage].transpose((1, 0))
-        turned = self.turned.at[group]
-        turned[...] = self.weights[stage].T
-        return turned
+        scratch = None if self.turned is None else self.turned.at[group]
+        return transposed(self.weights.at[stage], scratch)
 
     def next(self, stage: Array) -> Array:
         return lax.select(stage == self.tuning.stages - 1, jnp.int32(0), stage + 1)
@@ -211,19 +201,3 @@ def _consume(walk: Walk, ring: Ring, store: Store, group: Array, steps: int) -> 
 
     store.zeros(walk)
     plgpu.wait_smem_to_gmem(0)
-
-
-def shared(shape: tuple[int, ...], width: int) -> Any:
-    """Rows of shared memory, `width` wide, as the tensor cores and the copies like them."""
-    swizzle = min(SWIZZLE, 2 * width)
-    transforms = plgpu.TilingTransform((8, swizzle // 2)), plgpu.SwizzleTransform(swizzle)
-    return plgpu.SMEM((*shape, width), jnp.bfloat16, transforms=transforms)
-
-
-def interpreter(**options: Any) -> Any:
-    params: Any = getattr(plgpu, "InterpretGPUParams", None)
-    if params is not None:
-        return params(**options)
-    from jax._src.pallas.mosaic_gpu.interpret.params import InterpretGPUParams  # before jax 0.11
-
-    return InterpretGPUParams(**options)

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import jax
 import jax.numpy as jnp
 from jax import Array
 
-MULTIPROCESSORS = 132
+from ..device import MULTIPROCESSORS
+
 CONSUMERS = 2  # groups of 128 threads
-SWIZZLE = 128  # bytes
 
 
 @dataclass(frozen=True)
@@ -73,8 +72,3 @@ class TiledTuning:
     def slots(self, groups: int) -> int:
         """Pieces a group of consumers that wait in shared memory to be stored."""
         return min(self.pieces(groups), 16 * 1024 // (2 * self.share * self.piece))
-
-
-def on_hopper() -> bool:
-    """wgmma, and copies that two blocks share, are of compute capability 9.0 alone."""
-    return getattr(jax.devices()[0], "compute_capability", "") == "9.0"

@@ -9,8 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from pallas_kernels.device import MULTIPROCESSORS
 from pallas_kernels.skinny_matmul import Product, kernel, skinny_matmul, skinny_matmuls
-from pallas_kernels.skinny_matmul.tuning import LARGE, MULTIPROCESSORS, SHARED, SkinnyTuning
+from pallas_kernels.skinny_matmul.tuning import LARGE, SHARED, SkinnyTuning
 from tests.assertions import assert_close
 
 BOUND = 5e-3
