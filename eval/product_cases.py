@@ -82,8 +82,8 @@ class ProductCase(OpCase):
         if self.rows <= MAX_VECTOR_ROWS:
             narrow = product((32, 64), (64, 128), (3, 6, 9))
             out += [SkinnyTuning(o, i, 2, 1, s, matrix=True, narrow=True) for o, i, s in narrow]
-            out += [SkinnyTuning(2, 512, 1, unroll=5), SkinnyTuning(4, 512, 2, unroll=2)]
-            out += [SkinnyTuning(2, 1024, 4), SkinnyTuning(4, 1024, 4)]
+            out += [SkinnyTuning(2, 512, w, unroll=u) for w in (1, 2) for u in (2, 5)]
+            out += [SkinnyTuning(o, 1024, 4, unroll=u) for o in (2, 4) for u in (1, 4)]
         return out
 
 
@@ -107,7 +107,7 @@ def product_cases() -> list[OpCase]:
     return [
         ProductCase(name, rows, inner, matrices, **options)
         for name, inner, matrices, options in layers
-        for rows in (2, 24)
+        for rows in (1, 2, 24)
     ]
 
 

@@ -97,11 +97,13 @@ def make_buckets(
     pages: int,
     *,
     longest_alone: int = 0,
+    single: bool = False,
 ) -> Buckets:
     """Few enough that compiling them all is quick, close enough that padding stays cheap.
 
     `longest_alone`: tokens of the longest whole prompt whose attention has a form that makes a long
-    step pay; 0: there is none.
+    step pay; 0: there is none. `single`: a decode step of one sequence has a form of its own, whose
+    products take a tenth less time; in plain XLA it would copy whole pools to update one slot.
     """
     most = max_prefill_tokens
     tokens = _powers(min(64, most), min(LONG_STEP, most), 4)
@@ -109,11 +111,12 @@ def make_buckets(
     longer = _powers(2 * LONG_STEP, longest, 2) if longest > LONG_STEP else ()
     if most > 64:
         tokens = (SHORT, *tokens)
-    # From two up: for a single row XLA copies whole pools to update one slot (see
-    # pallas_kernels.ragged), and the embedding to float32 to multiply by it.
+    # From two up: for a single row XLA copies whole pools to update one slot, and the embedding to
+    # float32 to multiply by it.
     sequences = _powers(2, max(2, min(max_running, 16)), 8)
     replays = _replay_sizes(min(LONGEST_REPLAY, max_prefill_tokens))
-    decode = _powers(2, max(2, max_running), 4)
+    decode = _powers(2, max(2, max_running), 4) if max_running > 1 or not single else ()
+    decode = (1, *decode) if single else decode
     return Buckets(tokens, longer, sequences, replays, decode, checkpoint_interval, pages)
 
 

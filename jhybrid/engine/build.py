@@ -18,6 +18,8 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 from tqdm import tqdm
 
+from pallas_kernels.triton import use_pallas
+
 from ..cache.cache_manager import CacheManager
 from ..config import ModelConfig, require
 from ..demo import MODEL_FOLDER, MODELS
@@ -145,6 +147,7 @@ def create_engine(name: str, engine: EngineConfig, *, warm_up: bool = True) -> E
             engine.checkpoint_interval,
             pages,
             longest_alone=alone,
+            single=use_pallas(None),
         ),
         pages=sizes.pages,
         page_size=engine.page_size,

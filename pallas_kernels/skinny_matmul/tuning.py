@@ -13,9 +13,10 @@ from dataclasses import dataclass, replace
 from ..device import MULTIPROCESSORS
 from ..triton import dividing_block
 
-MAX_VECTOR_ROWS = 4
+MAX_VECTOR_ROWS = 2  # with three, the tensor cores take a fifth less
 FEW_ROWS = 8
-LARGE = 128 * 2**20  # bytes of weights from which on the tensor cores win for any rows
+LARGE = 128 * 2**20  # bytes of weights from which on the tensor cores win for two rows
+MANY_WARPS = 16 * MULTIPROCESSORS  # fewer programs of one warp have too little on their way
 SHARED = 227 * 1024  # bytes of a multiprocessor's
 RESERVED = 2048  # of each program's: the system's and the barriers'
 MOST_STAGES = 16  # more were never faster
@@ -38,10 +39,9 @@ class SkinnyTuning:
         """For `matrices` (groups, outputs) of each product of the launch: the largest decides."""
         sizes = [groups * count for groups, count in matrices]
         size, together = 2 * inner * sum(sizes), matrices[sizes.index(max(sizes))][0]
-        if rows <= MAX_VECTOR_ROWS and size < LARGE:
-            if inner > 8192:
-                return cls(outputs=4, inner=1024, warps=4)
-            return cls(outputs=2, inner=512, warps=1, unroll=5)
+        if rows == 1 or (rows <= MAX_VECTOR_ROWS and size < LARGE):
+            few = _programs(matrices, 2) < MANY_WARPS
+            return cls._elementwise(rows, inner, together > 1, few, size >= LARGE)
         if rows <= FEW_ROWS and together == 1:
             outputs = 64 if _programs(matrices, 64) >= MULTIPROCESSORS else 32
             form = cls(outputs, 128, 2, matrix=True, narrow=True)
@@ -52,6 +52,20 @@ class SkinnyTuning:
             outputs = 64 if 2 * _programs(matrices, 64) >= MULTIPROCESSORS else 32
             form = cls(outputs, 8192 // (outputs * together), outputs // 16, matrix=True)
         return replace(form, stages=form._stages(rows, matrices, normed))
+
+    @classmethod
+    def _elementwise(
+        cls, rows: int, inner: int, combined: bool, few: bool, large: bool
+    ) -> SkinnyTuning:
+        """Of `few` programs, were they of one warp; for one or two rows."""
+        if rows > 1 and inner > 8192:
+            return cls(outputs=4, inner=1024, warps=4)
+        if inner % 1024 == 0 and few:
+            return cls(outputs=2, inner=1024, warps=4, unroll=5)
+        line = inner <= 5 * 512  # all of one is asked for at once
+        warps = 2 if rows == 1 and line and combined else 1
+        unroll = 2 if large and not line and not combined else 5
+        return cls(outputs=2, inner=512, warps=warps, unroll=unroll)
 
     def _stages(self, rows: int, matrices: Sequence[tuple[int, int]], normed: bool) -> int:
         """As many as fit with every program on the chip, or else with two on a multiprocessor.

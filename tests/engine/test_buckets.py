@@ -49,6 +49,19 @@ def test_a_long_replay_in_small_pieces_is_only_many_of_them() -> None:
     assert make_buckets(16, 4, 512, 100).replay_calls(262_150) == (16,) * 16385
 
 
+def test_a_single_sequence_has_steps_of_its_own_where_that_pays() -> None:
+    def sizes(max_running: int, single: bool) -> tuple[int, ...]:
+        return make_buckets(64, max_running, 512, 100, single=single).decode
+
+    assert sizes(128, single=False) == (2, 8, 32, 128)
+    assert sizes(128, single=True) == (1, 2, 8, 32, 128)
+    assert (sizes(1, single=False), sizes(1, single=True), sizes(2, single=True)) == (
+        (2,),
+        (1,),
+        (1, 2),
+    )
+
+
 @pytest.mark.parametrize(
     ("waiting", "steps"),
     [
