@@ -74,6 +74,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> None:
+    if jax.default_backend() != "gpu":
+        raise ValueError("times of kernels need a GPU, which this device is not")
     results = ResultsFile(args.out)
     engine = create_engine(args.model, engine_config(args), warm_up=False)
     runner, name = engine.runner, engine.model_name.removeprefix("dummy:")

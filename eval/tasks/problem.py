@@ -138,7 +138,7 @@ def largest_that_fits(make: Callable[[int], int], limit: int, least: int, most: 
     if shortest > limit:
         raise ValueError(
             f"length: the shortest prompt has {shortest} tokens, the length asked for leaves "
-            f"room for {limit}"
+            f"room for {limit}: {shortest - limit} too few"
         )
     low, high, step = least, most, 1
     while high - step > low and make(high - step) > limit:  # most may be close

@@ -31,6 +31,7 @@ def finish(
     """The residual stream of each sequence's last token behind the last layer, from the stream that
     enters `closing_layers`, and the new caches. An empty (padding) sequence gives some row."""
     last, layers = jnp.maximum(batch.cu_seqlens[1:] - 1, 0), closing_layers(config)
+    assert len(layers) <= 1  # keys of a second one would take the first one of every token
     for number in layers:
         caches = _write(params, stream, caches, batch, config, number)
     ends = jax.tree.map(lambda x: x[last], stream)

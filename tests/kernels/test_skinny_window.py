@@ -68,12 +68,13 @@ def test_against_two_ops(rows: int, sizes: tuple[int, int, int]) -> None:
 
 
 @pytest.mark.parametrize("rows", [2, 40])
-def test_xla_and_more_rows_than_the_kernel_takes(rows: int) -> None:
-    """Forty rows are a product by XLA, with the convolution's own kernel behind it."""
+def test_by_xla(rows: int) -> None:
+    """Of as many rows as one likes: the product and, behind it, the convolution."""
     x, norm, matrix, beside, window = inputs(rows, *HEADS["beside_gates"])
-    weights, *_ = args = (norm[0], matrix, beside.weights, window)
-    raw, y, pool, *gates = compiled("xla", norm[1])(x, *args)
-    assert len(gates) == 2 and weights.shape == (INNER,)
+    raw, y, pool, *gates = compiled("xla", norm[1])(x, norm[0], matrix, beside.weights, window)
+    assert len(gates) == 2
+    h = np.asarray(rms_norm(x, *norm), np.float64)
+    assert_close("raw", raw.astype(jnp.float32), h @ np.asarray(matrix[0], np.float64).T, 5e-3)
     right, shifted = decode_causal_conv1d(raw.reshape(rows, 2, 96), *window, implementation="xla")
     for found, wanted in ((y, right.reshape(rows, -1)), (pool, shifted)):
         np.testing.assert_array_equal(found.astype(jnp.float32), wanted.astype(jnp.float32))
