@@ -52,7 +52,7 @@ class TiledCase(OpCase):
         x, weights = inputs
         count = jnp.int32(self.count)
         op: Any = kernel.tiled_matmul if "tuning" in options else tiled_matmul
-        return op(x, weights, activation_of("silu"), None, count, **options), state
+        return op(x, weights, activation_of("silu"), count, **options), state
 
     def compared(self, results: Any) -> Any:
         """Rows of padding may be zeros or not."""

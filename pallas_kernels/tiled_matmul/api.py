@@ -16,16 +16,15 @@ def tiled_matmul(
     x: Float[Array, "M K"],
     weights: Float[Array, "G N K"],
     combine: Combine | None = None,
-    residual: Float[Array, "M N"] | None = None,
     count: Int32[Array, ""] | None = None,
     *,
     implementation: Implementation | None = None,
     interpret: bool = False,
 ) -> Float[Array, "M N"]:
-    """combine(x W_1^T, ..., x W_G^T) + residual, in x's type; `combine` is elementwise.
+    """combine(x W_1^T, ..., x W_G^T) in x's type; `combine` is elementwise.
 
-    Sums are in float32. They are rounded to x's type before they are combined, in float32 again,
-    or added to. Of M rows the first `count` are wanted (all without it): the result has zeros in
+    Sums are in float32. They are rounded to x's type before they are combined, in float32 again.
+    Of M rows the first `count` are wanted (all without it): the result has zeros in
     those after them, or what they would have given. No row depends on another, whatever it holds.
 
     The kernel takes bfloat16 on a Hopper GPU, one matrix or two with `combine`; by name, another
@@ -37,7 +36,7 @@ def tiled_matmul(
         tuning = TiledTuning.default(x, weights, interpret)
         named = implementation == "pallas"
         if tuning is not None and (named or (on_hopper() and tuning.fills(x, weights))):
-            args = (x, weights, combine, residual, count)
+            args = (x, weights, combine, count)
             return kernel.tiled_matmul(*args, tuning=tuning, interpret=interpret)
         if named:
             raise NotImplementedError(
@@ -45,4 +44,4 @@ def tiled_matmul(
                 "one or two matrices of bfloat16, an inner width in multiples of 64, and rows and "
                 "outputs in multiples of a tile's"
             )
-    return reference.tiled_matmul(x, weights, combine, residual, count)
+    return reference.tiled_matmul(x, weights, combine, count)

@@ -3,7 +3,7 @@
 Every block of threads walks over tiles of the result. One group of threads loads steps of both
 operands into a ring of stages; two groups of consumers multiply, each half of the tile's rows, with
 one step always in flight. What a tile leaves is rounded and kept in registers while the products of
-the next tile run: its activation, or the residual, and its stores go beside the first steps, a
+the next tile run: its activation and its stores go beside the first steps, a
 piece with each. So the tensor cores wait for nothing but a rounding between tiles.
 
 Tiles of rows that are not wanted are not multiplied; their number is data.
@@ -34,7 +34,6 @@ def tiled_matmul(
     x: Array,
     weights: Array,
     combine: Combine | None,
-    residual: Array | None,
     count: Array | None,
     *,
     tuning: TiledTuning,
@@ -57,7 +56,6 @@ def tiled_matmul(
             out=shared((CONSUMERS, tuning.slots(groups), tuning.share), tuning.piece),
             loaded=plgpu.Barrier(num_arrivals=1 + groups, num_barriers=tuning.stages),
             free=barrier(num_arrivals=CONSUMERS, num_barriers=tuning.stages),
-            added=plgpu.Barrier(num_barriers=CONSUMERS),
             **(dict(turned=turned) if interpret else {}),
         ),
         grid=(tuning.walkers,),
@@ -69,15 +67,14 @@ def tiled_matmul(
         compiler_params=compiler_params(),
         interpret=interpreter() if interpret else None,
     )
-    return run(count, x, weights, *(() if residual is None else (residual,)))
+    return run(count, x, weights)
 
 
 def _kernel(
-    count_ref: Any, x_ref: Any, w_ref: Any, *rest: Any,
-    x: Any, weights: Any, out: Any, loaded: Any, free: Any, added: Any, turned: Any = None,
+    count_ref: Any, x_ref: Any, w_ref: Any, out_ref: Any,
+    *, x: Any, weights: Any, out: Any, loaded: Any, free: Any, turned: Any = None,
     tuning: TiledTuning, combine: Combine | None,
 ) -> None:  # fmt: skip
-    residual_ref, out_ref = rest if len(rest) == 2 else (None, *rest)
     walk = Walk.of(count_ref[0], x_ref, w_ref, tuning)
     ring = Ring(x, weights, loaded, free, turned, tuning)
     group = lax.axis_index("group")
@@ -90,7 +87,7 @@ def _kernel(
     @pl.when(group < CONSUMERS)
     def _multiply() -> None:
         plgpu.set_max_registers(REGISTERS["consumer"], action="increase")
-        store = Store(group, out, added, residual_ref, out_ref, combine, tuning, w_ref.shape[0])
+        store = Store(group, out, out_ref, combine, tuning, w_ref.shape[0])
         _consume(walk, ring, store, group, w_ref.shape[2] // tuning.inner)
 
 

@@ -17,11 +17,10 @@ def tiled_matmul(
     x: Float[Array, "M K"],
     weights: Float[Array, "G N K"],
     combine: Combine | None = None,
-    residual: Float[Array, "M N"] | None = None,
     count: Int32[Array, ""] | None = None,
 ) -> Float[Array, "M N"]:
     """Every row is multiplied; those from `count` on are then zeros."""
-    (out,) = skinny_matmuls(x, (Product(weights, combine, residual=residual),))
+    (out,) = skinny_matmuls(x, (Product(weights, combine),))
     if count is None:
         return out
     return jnp.where((jnp.arange(x.shape[0]) < count)[:, None], out, 0)

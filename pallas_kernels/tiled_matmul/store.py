@@ -21,8 +21,6 @@ class Store:
 
     group: Array
     out: Any  # [consumers, slots, rows, piece]
-    added: Any
-    residual_ref: Any
     out_ref: Any
     combine: Combine | None
     tuning: TiledTuning
@@ -46,11 +44,6 @@ class Store:
         if self.combine is not None:
             y = self.combine(*(part.astype(jnp.float32) for part in parts)).astype(y.dtype)
         plgpu.wait_smem_to_gmem(self.out.shape[1] - 1, wait_read_only=True)
-        if self.residual_ref is not None:
-            arrived = self.added.at[self.group]
-            plgpu.copy_gmem_to_smem(self.residual_ref.at[where], buffer, arrived)
-            plgpu.barrier_wait(arrived)
-            y = (y.astype(jnp.float32) + buffer[...].astype(jnp.float32)).astype(y.dtype)
         buffer[...] = y
         plgpu.commit_smem()
 
