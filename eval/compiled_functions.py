@@ -191,7 +191,7 @@ def product_functions() -> Iterator[tuple[Callable, Any]]:
 
     bf16 = functools.partial(jax.ShapeDtypeStruct, dtype=jnp.bfloat16)
     number = functools.partial(jax.ShapeDtypeStruct, dtype=jnp.int32)
-    for rows in (2, 8, 16, 24, 32):
+    for rows in (1, 2, 8, 16, 24, 32):
         for hidden, launches, (heads, width), combined, added in PRODUCT_SHAPES.values():
             x, scale = bf16((rows, hidden)), jax.ShapeDtypeStruct((hidden,), jnp.float32)
             for matrices in launches:

@@ -233,6 +233,8 @@ def versions() -> dict[str, str]:
 def _dtype(engine: EngineConfig, mesh: Mesh) -> Any:
     """bfloat16 where the hardware multiplies it; the CPU is faster and exact in float32."""
     on_cpu = mesh.devices.flat[0].platform == "cpu"
+    wanted = "float32 on a CPU, whose XLA has not all of the products that bfloat16 needs"
+    require(not on_cpu or engine.dtype != "bfloat16", "dtype", engine.dtype, wanted)
     return jnp.dtype(engine.dtype or ("float32" if on_cpu else "bfloat16"))
 
 

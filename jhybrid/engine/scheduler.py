@@ -201,7 +201,7 @@ class Scheduler:
         lease = sequence.lease
         assert lease is not None
         keep = self.caching and not sequence.inexact
-        done = sequence.dispatched
+        done = min(sequence.dispatched, len(sequence.tokens))  # a step that failed told nothing
         if not sequence.kv_arrived:  # what is still on its way is nowhere yet
             done = min(done, lease.shared)
             sequence.kv_arrived = True

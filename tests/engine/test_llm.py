@@ -52,6 +52,29 @@ def test_n_samples_differ_and_repeat_by_seed(llm: LLM) -> None:
     assert alone[0].outputs[0].text == texts[1]  # the second of them has the seed after the first
 
 
+def test_a_step_that_fails_is_what_is_told(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And not what ends the requests behind it; the next one runs."""
+    commit, steps = llm.engine._commit, []
+
+    def fails(step: Any) -> Any:
+        steps.append(step)
+        if len(steps) == 3:
+            raise RuntimeError("the device is gone")
+        return commit(step)
+
+    monkeypatch.setattr(llm.engine, "_commit", fails)
+    params = SamplingParams(max_tokens=9, temperature=0, ignore_eos=True)
+    with pytest.raises(RuntimeError, match="the device is gone"):
+        llm.generate("Once upon a time", params)
+    assert not llm.engine.has_work()
+    assert len(llm.generate("Once upon a time", params)[0].outputs[0].token_ids) == 9
+
+
+def test_bfloat16_is_refused_on_a_cpu() -> None:
+    with pytest.raises(ValueError, match="dtype.*float32 on a CPU.*bfloat16"):
+        LLM("demo", dtype="bfloat16", **FLAGS)
+
+
 def test_chat_recalls_what_it_was_told(llm: LLM) -> None:
     told = "The number of the green lamp is 30517. What is the number of the green lamp?"
     conversation = [{"role": "user", "content": told}]
