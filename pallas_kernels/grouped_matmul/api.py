@@ -23,6 +23,7 @@ def grouped_matmul(
     group_sizes: Int32[Array, " E"],
     *,
     rows: Int32[Array, " M"] | None = None,
+    groups: Int32[Array, " M"] | None = None,
     combine: Combine | None = None,
     dtype: DTypeLike | None = None,
     aligned: int = 1,
@@ -38,6 +39,9 @@ def grouped_matmul(
     a gated activation, which is then computed while both are at hand. `dtype` of the result: that
     of the sums if not given.
 
+    `groups`, for callers who have it, is the group of each row (their number for a row of none):
+    where rows are few, a kernel goes by it alone, and sizes need not be counted for it.
+
     `aligned` is a promise: M and all sizes are multiples of it. With `preferred_alignment` a
     faster kernel may run.
     """
@@ -52,7 +56,14 @@ def grouped_matmul(
             )
         if kernel.supported(x, w):
             return kernel.grouped_matmul(
-                x, w, group_sizes, rows=rows, combine=combine, dtype=dtype, interpret=interpret
+                x,
+                w,
+                group_sizes,
+                rows=rows,
+                groups=groups,
+                combine=combine,
+                dtype=dtype,
+                interpret=interpret,
             )
         if implementation == "pallas":  # asked for by name
             raise NotImplementedError(
