@@ -53,8 +53,8 @@ class HopperTuning:
     inner: int = 64  # of a step: as wide as shared memory is swizzled
     consumers: int = 2  # groups of threads that multiply, each a share of the columns
     stages: int = 4  # steps whose operands are loaded or on their way
-    chunk: int = 48  # rows that are stored at once
-    chunks: int = 4  # that wait in shared memory to be stored, of all consumers together
+    chunk: int = 48  # rows of results that a group of consumers turns at once
+    slots: int = 2  # of that many rows, for each group of consumers
     blocks: int = MULTIPROCESSORS
 
     @property
@@ -73,7 +73,7 @@ def hopper_tuning(
     form = HopperTuning()
     if interpret:  # slow, so small
         form = HopperTuning(
-            (16, 64), columns=128, consumers=2 // matrices, stages=2, chunk=32, chunks=2, blocks=2
+            (16, 64), columns=128, consumers=2 // matrices, stages=2, chunk=32, blocks=2
         )
     halves = x.dtype == w.dtype == jnp.bfloat16 and dtype == jnp.bfloat16
     whole = outputs % (form.columns // matrices) == 0 and inner % form.inner == 0
