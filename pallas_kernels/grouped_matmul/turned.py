@@ -111,13 +111,14 @@ def _turn(y: Any, base: Any) -> None:
 
 
 def _write(source: Any, target: Any, left: Any, height: int, stride: int) -> None:
-    """Every 16th row of shared memory from `source` on, of which `left` count, to `target`."""
+    """Every 16th row of shared memory from `source` on, of which `left` count, to `target`. All
+    are read: what only some threads load would have a register for all of the kernel."""
     starts = range(0, height, TOGETHER)
     loads, stores = [], []
     for n, start in enumerate(starts):
         names = ", ".join(f"v{4 * n + word}" for word in range(4))
         loads.append(f"setp.gt.s32 p{n}, $2, {start};")
-        loads.append(f"@p{n} ld.shared.v4.b32 {{{names}}}, [$0 + {start * LINE}];")
+        loads.append(f"ld.shared.v4.b32 {{{names}}}, [$0 + {start * LINE}];")
         stores.append(f"@p{n} st.global.v4.b32 [$1 + {start * stride}], {{{names}}};")
     registers = f".reg .b32 v<{4 * len(starts)}>; .reg .pred p<{len(starts)}>;"
     do(" ".join(["{", registers, *loads, *stores, "}"]), "r,l,r", source, target, left)
