@@ -33,7 +33,6 @@ class _Tile(NamedTuple):
     start: Array  # the first
     valid: Array  # [rows] which of those from there on are the tile's
     group: Array
-    rows: Array | None = None  # how many are valid, where somebody counted them
 
 
 def _tile_of_row(groups_ref: Any, row: Array, rows: int) -> tuple[_Tile, Array]:
@@ -54,9 +53,9 @@ def _tile_of_row(groups_ref: Any, row: Array, rows: int) -> tuple[_Tile, Array]:
     return _Tile(row, groups == group, group), begins
 
 
-def _tile_of_sizes(sizes_ref: Any, tile: Array, rows: int, count: int) -> _Tile:
-    """Tile by tile, group by group. Behind the last group come tiles of the rows that belong to
-    none, and then empty ones."""
+def _tile_of_sizes(sizes_ref: Any, tile: Array, rows: int, count: int) -> tuple[_Tile, Array]:
+    """And how many rows are valid: tile by tile, group by group. Behind the last group come tiles
+    of the rows that belong to none, and then empty ones."""
     groups = sizes_ref.shape[0]
     wide = pl.next_power_of_2(groups)
     index = iota((wide,), 0)
@@ -70,7 +69,7 @@ def _tile_of_sizes(sizes_ref: Any, tile: Array, rows: int, count: int) -> _Tile:
     size = jnp.sum(jnp.where(index == group, sizes, 0))
     size = jnp.where(group < groups, size, count - begin)
     here = jnp.clip(size - offset, 0, rows)
-    return _Tile(begin + offset, iota((rows,), 0) < here, group, here)
+    return _Tile(begin + offset, iota((rows,), 0) < here, group), here
 
 
 def _kernel(
@@ -122,12 +121,12 @@ def _kernel(
         pl.when(begins & (tile.group < groups))(functools.partial(multiply, tile))
         pl.when(begins & (tile.group >= groups))(functools.partial(nothing, tile))
         return
-    tile = _tile_of_sizes(tiles_ref, number, tuning.rows, y_ref.shape[0])
+    tile, valid = _tile_of_sizes(tiles_ref, number, tuning.rows, y_ref.shape[0])
     half = tuning.rows // 2
     heights = ((half, 0, half), (tuning.rows, half, tuning.rows))
     for height, above, most in heights if tuning.halve else ((tuning.rows, 0, tuning.rows),):
-        wanted = (tile.group < groups) & (tile.rows > above) & (tile.rows <= most)
-        short = tile._replace(valid=iota((height,), 0) < tile.rows)
+        wanted = (tile.group < groups) & (valid > above) & (valid <= most)
+        short = tile._replace(valid=iota((height,), 0) < valid)
         pl.when(wanted)(functools.partial(multiply, short))
     pl.when(tile.group >= groups)(functools.partial(nothing, tile))
 

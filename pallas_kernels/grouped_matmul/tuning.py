@@ -61,23 +61,25 @@ class HopperTuning:
     def tallest(self) -> int:
         return self.heights[-1]
 
+    def covers(self, w: Array | jax.ShapeDtypeStruct) -> bool:
+        """Whether the kernel multiplies by such matrices, two a group at most."""
+        matrices = 1 if len(w.shape) == 3 else w.shape[1]
+        outputs, inner = w.shape[-2:]
+        if matrices > 2 or w.dtype != jnp.bfloat16:
+            return False
+        whole = outputs % (self.columns // matrices) == 0 and inner % self.inner == 0
+        return whole and inner // self.inner >= self.stages  # one unit fills every stage
+
 
 def hopper_tuning(
     rows: int, x: Array, w: Array, aligned: int, dtype: DTypeLike | None, interpret: bool
 ) -> HopperTuning | None:
     """None where that kernel does not cover the case."""
-    matrices = 1 if w.ndim == 3 else w.shape[1]
-    outputs, inner = w.shape[-2:]
-    if matrices > 2:
-        return None
     form = HopperTuning()
     if interpret:  # slow, so small
-        form = HopperTuning(
-            (16, 64), columns=128, consumers=2 // matrices, stages=2, chunk=32, blocks=2
-        )
-    halves = x.dtype == w.dtype == jnp.bfloat16 and dtype == jnp.bfloat16
-    whole = outputs % (form.columns // matrices) == 0 and inner % form.inner == 0
-    long = inner // form.inner >= form.stages  # a block with one unit fills every stage
-    fits = halves and whole and long and rows >= form.tallest and aligned % ALIGNED == 0
+        consumers = 2 if w.ndim == 3 else 1
+        form = HopperTuning((16, 64), columns=128, consumers=consumers, stages=2, blocks=2)
+    halves = x.dtype == jnp.bfloat16 and dtype == jnp.bfloat16
+    fits = halves and form.covers(w) and rows >= form.tallest and aligned % ALIGNED == 0
     lowered = jax.default_backend() != "gpu"  # for a GPU elsewhere, or interpreted
     return form if fits and (lowered or on_hopper()) else None
