@@ -108,7 +108,8 @@ class ExpertsCase(OpCase):
         return self.step(state, inputs, implementation="xla", dtype=jnp.float32)
 
     def tunings(self) -> list[Any]:
-        default = MatmulTuning.default(self.count, self.experts, jnp.bfloat16)
+        matrices = 2 if self.product == "gate_up" else 1
+        default = MatmulTuning.default(self.count, self.experts, matrices, jnp.bfloat16)
         if self.count > 8 * self.experts:
             sizes: Any = (
                 (128, 128, 64, 4, 3, True),  # two programs a multiprocessor
@@ -120,10 +121,11 @@ class ExpertsCase(OpCase):
             )
         else:
             sizes = (
+                (16, 64, 128, 4, 4),  # that of more rows than groups
                 (16, 32, 128, 4, 4),
-                (16, 32, 256, 4, 4),
+                (16, 32 * matrices, 128, 2, 3),
+                (16, 32, 256, 2, 2),
                 (16, 64, 256, 4, 3),
-                (16, 64, 128, 8, 4),
                 (16, 128, 64, 4, 4),
                 (16, 128, 128, 8, 4),
                 (16, 64, 128, 4, 6),

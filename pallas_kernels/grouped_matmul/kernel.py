@@ -146,7 +146,7 @@ def grouped_matmul(
     count = (x if rows is None else rows).shape[0]
     w = w.reshape(w.shape[0], -1, *w.shape[-2:])
     number, matrices, outputs, inner = w.shape
-    tuning = tuning or MatmulTuning.default(count, number, x.dtype)
+    tuning = tuning or MatmulTuning.default(count, number, matrices, x.dtype)
     tuning = replace(
         tuning,
         columns=dividing_block(outputs, tuning.columns // matrices),

@@ -25,13 +25,15 @@ class MatmulTuning:
     products: Products = "bf16"
 
     @classmethod
-    def default(cls, rows: int, groups: int, dtype: DTypeLike) -> MatmulTuning:
-        """By the mean number of rows a group. Few: the matrices are streamed, whatever the tile.
-        Many: tiles as large as registers allow."""
+    def default(cls, rows: int, groups: int, matrices: int, dtype: DTypeLike) -> MatmulTuning:
+        """By the mean number of rows a group. Few: the matrices are streamed, by small programs
+        where each is told its group. Many: tiles as large as registers allow."""
         mean = rows / groups
         if dtype == jnp.float32:
             size = 16 if mean <= 8 else 64
             return cls(size, 64, 32, warps=4, stages=2, products="tf32x3")
+        if rows <= groups:
+            return cls(16, 32 * matrices, 128, warps=2, stages=4)
         if mean <= 8:
             return cls(16, 64, 128, warps=4, stages=4)
         if mean <= 32:
