@@ -112,9 +112,12 @@ def experts_functions() -> Iterator[tuple[Callable, Any]]:
     gate_up = jax.ShapeDtypeStruct((256, 2, 512, 2048), jnp.bfloat16)
     down = jax.ShapeDtypeStruct((256, 2048, 512), jnp.bfloat16)
 
-    def first(x: Any, w: Any, sizes: Any, rows: Any, **options: Any) -> Any:
+    def first(x: Any, w: Any, sizes: Any, groups: Any, rows: Any, **options: Any) -> Any:
         op = _in_pallas(grouped_matmul, combine=activation_of("silu"), **options)
-        return op(x, w, sizes, rows=rows)
+        return op(x, w, sizes, groups=groups, rows=rows)
+
+    def second(x: Any, w: Any, sizes: Any, groups: Any, **options: Any) -> Any:
+        return _in_pallas(grouped_matmul, **options)(x, w, sizes, groups=groups)
 
     for tokens, aligned in ((1, 1), (512, 1), (2048, 1), (8192, 8)):
         count = 8 * tokens + 256 * (aligned - 1)
@@ -122,9 +125,10 @@ def experts_functions() -> Iterator[tuple[Callable, Any]]:
             jax.ShapeDtypeStruct(shape, jnp.bfloat16) for shape in ((tokens, 2048), (count, 512))
         )
         rows = jax.ShapeDtypeStruct((count,), jnp.int32)
+        groups = rows if aligned == 1 else None
         options = {"dtype": jnp.bfloat16, "aligned": aligned}
-        yield functools.partial(first, **options), (x, gate_up, sizes, rows)
-        yield _in_pallas(grouped_matmul, **options), (h, down, sizes)
+        yield functools.partial(first, **options), (x, gate_up, sizes, groups, rows)
+        yield functools.partial(second, **options), (h, down, sizes, groups)
 
 
 class ProductShapes(NamedTuple):

@@ -10,7 +10,7 @@ experts and the partial sums meet once.
 from __future__ import annotations
 
 import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -133,37 +133,48 @@ def run_experts(
     """This rank's share of sum_e w_e E_e(x), in float32: tokens sorted by expert, and back."""
     count, top = experts.shape
     groups = params.router.shape[0]
-    aligned = preferred_alignment(experts.size, groups, x.dtype)
-    sizes, rows, places = sort_by_expert(experts, groups, aligned)
-    gated = activation_of(activation)
-    product = functools.partial(grouped_matmul, dtype=x.dtype, aligned=aligned)
-    h = product(x, params.gate_up, sizes, rows=rows, combine=gated)
-    y = product(h, params.down, sizes)[places]
+    aligned = preferred_alignment(experts.size, x.dtype, params.gate_up, params.down)
+    by_expert = sort_by_expert(experts, groups, aligned)
+    gated, sizes = activation_of(activation), by_expert.sizes
+    product = functools.partial(
+        grouped_matmul, groups=by_expert.groups, dtype=x.dtype, aligned=aligned
+    )
+    h = product(x, params.gate_up, sizes, rows=by_expert.rows, combine=gated)
+    y = product(h, params.down, sizes)[by_expert.places]
     # Summed per token in the order of its own experts, whoever else is in the batch.
     y = y.reshape(count, top, -1).astype(weights.dtype)
     return jnp.sum(y * weights[..., None], axis=1)
 
 
-def sort_by_expert(
-    experts: Int32[Array, "T K"], groups: int, aligned: int = 1
-) -> tuple[Int32[Array, " E"], Int32[Array, " M"], Int32[Array, " TK"]]:
-    """(rows of each expert, token of each row, row of each pair of a token and its expert).
+class ByExpert(NamedTuple):
+    """Pairs of a token and one of its experts, as rows of which each expert's follow each other."""
 
-    The rows of an expert are those of its tokens, and up to aligned - 1 of token 0 behind them.
+    sizes: Int32[Array, " E"]  # rows of each expert
+    rows: Int32[Array, " M"]  # token of each row
+    places: Int32[Array, " TK"]  # row of each pair
+    groups: Int32[Array, " M"] | None  # expert of each row, where sizes are as they came
+
+
+def sort_by_expert(experts: Int32[Array, "T K"], groups: int, aligned: int = 1) -> ByExpert:
+    """The rows of an expert are those of its tokens, and up to aligned - 1 of token 0 behind them.
+
+    Where rows are few, sizes are not read by the products, and are not counted then.
     """
     flat = experts.reshape(-1)
     count, top = flat.shape[0], experts.shape[1]
-    order, number = jnp.argsort(flat, stable=True), jnp.arange(count, dtype=jnp.int32)
+    number = jnp.arange(count, dtype=jnp.int32)
+    expert_of_row, order = lax.sort((flat, number), num_keys=1)
     sizes = jnp.bincount(flat, length=groups).astype(jnp.int32)
     places = jnp.zeros(count, jnp.int32).at[order].set(number, unique_indices=True)
     if aligned == 1:
-        return sizes, (order // top).astype(jnp.int32), places
+        return ByExpert(sizes, order // top, places, expert_of_row)
     more = -sizes % aligned
     places = places + (jnp.cumsum(more) - more)[flat]
     most = -(-(count + groups * (aligned - 1)) // aligned) * aligned
     rows = jnp.zeros(most, jnp.int32).at[places].set(number // top, unique_indices=True)
     # XLA would find each place again for every element of the rows that it takes from there.
-    return lax.optimization_barrier((sizes + more, rows, places))
+    sizes, rows, places = lax.optimization_barrier((sizes + more, rows, places))
+    return ByExpert(sizes, rows, places, None)
 
 
 def shared_expert(

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import jax
 import jax.numpy as jnp
 from jax import Array
 from jax.typing import DTypeLike
-from jaxtyping import Float, Int32
+from jaxtyping import Float, Int32, Shaped
 
 from ..device import on_hopper
 from ..triton import Implementation, use_pallas
 from . import hopper, kernel, reference
 from .reference import Combine
-from .tuning import hopper_tuning
+from .tuning import HopperTuning, hopper_tuning
 from .units import ALIGNED
 
 MANY = 96  # rows a group, from which the Hopper kernel is the faster one
@@ -23,6 +24,7 @@ def grouped_matmul(
     group_sizes: Int32[Array, " E"],
     *,
     rows: Int32[Array, " M"] | None = None,
+    groups: Int32[Array, " M"] | None = None,
     combine: Combine | None = None,
     dtype: DTypeLike | None = None,
     aligned: int = 1,
@@ -38,6 +40,9 @@ def grouped_matmul(
     a gated activation, which is then computed while both are at hand. `dtype` of the result: that
     of the sums if not given.
 
+    `groups`, for callers who have it, is the group of each row (their number for a row of none):
+    where rows are few, a kernel goes by it alone, and sizes need not be counted for it.
+
     `aligned` is a promise: M and all sizes are multiples of it. With `preferred_alignment` a
     faster kernel may run.
     """
@@ -52,7 +57,14 @@ def grouped_matmul(
             )
         if kernel.supported(x, w):
             return kernel.grouped_matmul(
-                x, w, group_sizes, rows=rows, combine=combine, dtype=dtype, interpret=interpret
+                x,
+                w,
+                group_sizes,
+                rows=rows,
+                groups=groups,
+                combine=combine,
+                dtype=dtype,
+                interpret=interpret,
             )
         if implementation == "pallas":  # asked for by name
             raise NotImplementedError(
@@ -63,9 +75,15 @@ def grouped_matmul(
 
 
 def preferred_alignment(
-    count: int, groups: int, dtype: DTypeLike, implementation: Implementation | None = None
+    count: int,
+    dtype: DTypeLike,
+    *matrices: Shaped[Array, "E *G N K"] | jax.ShapeDtypeStruct,
+    implementation: Implementation | None = None,
 ) -> int:
-    """What sizes of groups, `count` rows in all, should be multiples of: rows that fill them up are
-    multiplied too, but groups of many rows are then multiplied faster."""
-    many = count >= MANY * groups and dtype == jnp.bfloat16
-    return ALIGNED if many and use_pallas(implementation) and on_hopper() else 1
+    """What sizes of groups, `count` rows in all, should be multiples of, whose rows and results are
+    of a dtype and which are multiplied by some matrices: rows that fill them up are multiplied too,
+    but groups of many rows are then multiplied faster, if all matrices are of a width for it."""
+    many = all(count >= MANY * w.shape[0] for w in matrices)
+    covered = dtype == jnp.bfloat16 and all(HopperTuning().covers(w) for w in matrices)
+    wanted = many and covered and use_pallas(implementation) and on_hopper()
+    return ALIGNED if wanted else 1

@@ -59,7 +59,7 @@ def grouped_matmul(
         scratch_types=dict(
             x=operand((tuning.stages, tuning.tallest)),
             weights=operand((tuning.stages, tuning.columns)),
-            out=shared((consumers, tuning.chunks // consumers, tuning.chunk), LINES),
+            out=plgpu.SMEM((consumers * tuning.slots, tuning.chunk, LINES), x.dtype),
             loaded=plgpu.Barrier(num_arrivals=loads, num_barriers=tuning.stages),
             free=plgpu.Barrier(num_arrivals=consumers, num_barriers=tuning.stages),
             **gathers,
@@ -99,10 +99,10 @@ def _kernel(
         plgpu.set_max_registers(REGISTERS["consumer"], action="increase")
         if copied is not None:
             plgpu.barrier_wait(ready)
-        store = GroupedStore(group, out, out_ref, combine, matrices, turned is not None)
+        interpret = turned is not None
+        store = GroupedStore(group, out, tuning.slots, out_ref, combine, matrices, interpret)
         _consume(work, ring, store, x_ref.shape[1] // tuning.inner)
         store.zeros(head_ref[1], work.me, tuning.blocks)
-        plgpu.wait_smem_to_gmem(0)
 
 
 @dataclass(frozen=True)

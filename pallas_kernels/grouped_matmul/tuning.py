@@ -25,13 +25,15 @@ class MatmulTuning:
     products: Products = "bf16"
 
     @classmethod
-    def default(cls, rows: int, groups: int, dtype: DTypeLike) -> MatmulTuning:
-        """By the mean number of rows a group. Few: the matrices are streamed, whatever the tile.
-        Many: tiles as large as registers allow."""
+    def default(cls, rows: int, groups: int, matrices: int, dtype: DTypeLike) -> MatmulTuning:
+        """By the mean number of rows a group. Few: the matrices are streamed, by small programs
+        where each is told its group. Many: tiles as large as registers allow."""
         mean = rows / groups
         if dtype == jnp.float32:
             size = 16 if mean <= 8 else 64
             return cls(size, 64, 32, warps=4, stages=2, products="tf32x3")
+        if rows <= groups:
+            return cls(16, 32 * matrices, 128, warps=2, stages=4)
         if mean <= 8:
             return cls(16, 64, 128, warps=4, stages=4)
         if mean <= 32:
@@ -53,31 +55,33 @@ class HopperTuning:
     inner: int = 64  # of a step: as wide as shared memory is swizzled
     consumers: int = 2  # groups of threads that multiply, each a share of the columns
     stages: int = 4  # steps whose operands are loaded or on their way
-    chunk: int = 48  # rows that are stored at once
-    chunks: int = 4  # that wait in shared memory to be stored, of all consumers together
+    chunk: int = 48  # rows of results that a group of consumers turns at once
+    slots: int = 2  # of that many rows, for each group of consumers
     blocks: int = MULTIPROCESSORS
 
     @property
     def tallest(self) -> int:
         return self.heights[-1]
 
+    def covers(self, w: Array | jax.ShapeDtypeStruct) -> bool:
+        """Whether the kernel multiplies by such matrices, two a group at most."""
+        matrices = 1 if len(w.shape) == 3 else w.shape[1]
+        outputs, inner = w.shape[-2:]
+        if matrices > 2 or w.dtype != jnp.bfloat16:
+            return False
+        whole = outputs % (self.columns // matrices) == 0 and inner % self.inner == 0
+        return whole and inner // self.inner >= self.stages  # one unit fills every stage
+
 
 def hopper_tuning(
     rows: int, x: Array, w: Array, aligned: int, dtype: DTypeLike | None, interpret: bool
 ) -> HopperTuning | None:
     """None where that kernel does not cover the case."""
-    matrices = 1 if w.ndim == 3 else w.shape[1]
-    outputs, inner = w.shape[-2:]
-    if matrices > 2:
-        return None
     form = HopperTuning()
     if interpret:  # slow, so small
-        form = HopperTuning(
-            (16, 64), columns=128, consumers=2 // matrices, stages=2, chunk=32, chunks=2, blocks=2
-        )
-    halves = x.dtype == w.dtype == jnp.bfloat16 and dtype == jnp.bfloat16
-    whole = outputs % (form.columns // matrices) == 0 and inner % form.inner == 0
-    long = inner // form.inner >= form.stages  # a block with one unit fills every stage
-    fits = halves and whole and long and rows >= form.tallest and aligned % ALIGNED == 0
+        consumers = 2 if w.ndim == 3 else 1
+        form = HopperTuning((16, 64), columns=128, consumers=consumers, stages=2, blocks=2)
+    halves = x.dtype == jnp.bfloat16 and dtype == jnp.bfloat16
+    fits = halves and form.covers(w) and rows >= form.tallest and aligned % ALIGNED == 0
     lowered = jax.default_backend() != "gpu"  # for a GPU elsewhere, or interpreted
     return form if fits and (lowered or on_hopper()) else None

@@ -117,6 +117,19 @@ def test_a_row_does_not_depend_on_the_others(rows: int, implementation: str) -> 
         np.testing.assert_allclose(row, seen[0], rtol=0, atol=1e-6)
 
 
+@pytest.mark.parametrize("sizes", [[0, 3, 0, 1, 17, 2, *[0] * 24], [40, 0, 7]], ids=["few", "many"])
+def test_groups_of_rows_given(sizes: list[int]) -> None:
+    """Few rows go by them alone: sizes, which nobody needs to count then, are poisoned."""
+    count = sum(sizes)
+    x, w, group_sizes = inputs(sizes, count + 2)
+    groups = np.repeat(np.arange(len(sizes) + 1), [*sizes, 2]).astype(np.int32)
+    given = np.full_like(group_sizes, -1) if len(x) <= len(sizes) else group_sizes
+    x[count:] = np.nan
+    found = np.asarray(compiled("pallas")(x, w, given, groups=groups))
+    np.testing.assert_allclose(found, oracle(x, w, group_sizes), rtol=0, atol=4e-5)
+    np.testing.assert_array_equal(found[count:], 0)
+
+
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 def test_unchosen_groups_are_not_read(implementation: str) -> None:
     x, w, sizes = inputs([0, 2, 0, 1, 0, 0], 3)

@@ -11,7 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pallas_kernels import grouped_matmul
+from pallas_kernels import grouped_matmul, preferred_alignment
+from pallas_kernels.grouped_matmul import api
 from pallas_kernels.grouped_matmul.units import FIELDS, list_units
 
 from ..assertions import assert_close
@@ -75,7 +76,8 @@ def test_against_float64(name: str, matrices: int) -> None:
 
 
 def test_gathers_rows() -> None:
-    """Each row of x is used more than once, and those of unchosen groups' matrices by nobody."""
+    """Each row of x is used more than once, and an unchosen group's matrices by nobody. They are
+    taken before the kernel: its own copies are not interpreted, and only lowered (below)."""
     sizes = [64, 0, 80]
     x, w, group_sizes = inputs(sizes, 13, 2, 128, 192)
     rows = np.random.default_rng(1).integers(0, 13, sum(sizes)).astype(np.int32)
@@ -102,6 +104,27 @@ def test_units_cover_each_row_and_column_once(sizes: list[int], tallest: int, co
     assert int(head[1]) == sum(sizes)
     np.testing.assert_array_equal(count[: sum(sizes)], 1)
     assert not count[sum(sizes) :].any()
+
+
+@pytest.mark.parametrize(
+    ("rows", "dtype", "inner", "wanted"),
+    [
+        (256 * 96, jnp.bfloat16, 512, 8),
+        (256 * 96, jnp.bfloat16, 256, 8),
+        (256 * 96, jnp.bfloat16, 128, 1),  # of four ranks, whose products of down are too short
+        (256 * 96, jnp.bfloat16, 320, 1),  # not whole tiles of gate and up
+        (256 * 96, jnp.float32, 512, 1),
+        (256 * 95, jnp.bfloat16, 512, 1),
+    ],
+)
+def test_prefers_whole_tiles_where_the_kernel_covers_all_products(
+    rows: int, dtype: Any, inner: int, wanted: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(api, "on_hopper", lambda: True)
+    shapes = (256, 2, inner, 2048), (256, 2048, inner)
+    matrices = [jax.ShapeDtypeStruct(shape, dtype) for shape in shapes]
+    assert preferred_alignment(rows, dtype, *matrices, implementation="pallas") == wanted
+    assert preferred_alignment(rows, dtype, *matrices, implementation="xla") == 1
 
 
 def test_lowers_for_cuda() -> None:

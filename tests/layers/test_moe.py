@@ -130,7 +130,8 @@ def test_sorts_tokens_by_expert(aligned: int) -> None:
     """Expert 2 is chosen by nobody, and 5 by all."""
     others = np.random.default_rng(0).choice([0, 1, 3, 4], 21).astype(np.int32)
     experts = np.stack([others, np.full(21, 5, np.int32)], axis=1)
-    sizes, rows, places = map(np.asarray, sort_by_expert(jax.numpy.asarray(experts), 6, aligned))
+    found = sort_by_expert(jax.numpy.asarray(experts), 6, aligned)
+    sizes, rows, places = map(np.asarray, found[:3])
     counts = np.bincount(experts.ravel(), minlength=6)
     np.testing.assert_array_equal(sizes, -(-counts // aligned) * aligned)
     assert len(rows) % aligned == 0 and len(rows) >= sizes.sum()
@@ -138,6 +139,10 @@ def test_sorts_tokens_by_expert(aligned: int) -> None:
     np.testing.assert_array_equal(rows[places], np.repeat(np.arange(21), 2))
     expert_of_row = np.repeat(np.arange(6), sizes)
     np.testing.assert_array_equal(expert_of_row[places], experts.ravel())
+    if found.groups is None:
+        assert aligned > 1
+    else:
+        np.testing.assert_array_equal(np.asarray(found.groups), expert_of_row)
 
 
 def test_batch_axes(mesh: Mesh) -> None:
