@@ -163,7 +163,7 @@ def _prefill_call(runner: ModelRunner, step: Step, tables: np.ndarray) -> Call:
 
 
 def _decode_call(runner: ModelRunner, step: Step, tables: np.ndarray) -> Call:
-    size = (max(2, step.size),)
+    size = (max(runner.buckets.decode[0], step.size),)
     lines: Any = runner.empty_lines(size[0])
     lines.rows[: step.size] = lines.state_slots[: step.size] = np.arange(step.size)
     lines.starts[: step.size] = step.context

@@ -161,8 +161,8 @@ def gather_slots(pool: Array, slots: Int32[Array, " N"], layer: int | Array) -> 
 def scatter_slots(pool: Array, slots: Int32[Array, " N"], layer: int | Array, rows: Array) -> Array:
     """Pool with `rows` at `[slots, layer]`; rows with a negative slot are dropped.
 
-    (With a single slot XLA fuses reading, updating and writing, and keeps a copy of the pool to be
-    safe: batches are of two or more.)
+    (With a single slot XLA fuses reading, updating and writing on a CPU, and keeps a copy of the
+    pool to be safe: there batches are of two or more.)
     """
     at = pool.at[or_outside(slots, pool.shape[0]), layer]
     return at.set(rows.astype(pool.dtype), mode="drop", unique_indices=True)

@@ -49,6 +49,8 @@ def check_integrity(pools: CachePools, leases: Collection[Admission]) -> None:
         pools.inputs.check_integrity(pools.pages.free_pages)
     if pools.host is not None:
         pools.host.check_integrity()
+    if pools.slots.reserved and not leases:
+        raise RuntimeError(f"slots {sorted(pools.slots.reserved)} are reserved for nobody")
     slots = [lease.slot for lease in leases] + list(pools.slots.reserved)
     pools.tiers.native.check_integrity("running", set(slots))
     if len(slots) != len(set(slots)):

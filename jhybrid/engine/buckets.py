@@ -103,7 +103,7 @@ def make_buckets(
 
     `longest_alone`: tokens of the longest whole prompt whose attention has a form that makes a long
     step pay; 0: there is none. `single`: a decode step of one sequence has a form of its own, whose
-    products take a tenth less time; in plain XLA it would copy whole pools to update one slot.
+    products take a tenth less time; on a CPU XLA would copy whole pools to update one slot.
     """
     most = max_prefill_tokens
     tokens = _powers(min(64, most), min(LONG_STEP, most), 4)
@@ -111,8 +111,8 @@ def make_buckets(
     longer = _powers(2 * LONG_STEP, longest, 2) if longest > LONG_STEP else ()
     if most > 64:
         tokens = (SHORT, *tokens)
-    # From two up: for a single row XLA copies whole pools to update one slot, and the embedding to
-    # float32 to multiply by it.
+    # From two up: for a single row XLA copies whole pools to update one slot on a CPU, and the
+    # embedding to float32 to multiply by it.
     sequences = _powers(2, max(2, min(max_running, 16)), 8)
     replays = _replay_sizes(min(LONGEST_REPLAY, max_prefill_tokens))
     decode = _powers(2, max(2, max_running), 4) if max_running > 1 or not single else ()

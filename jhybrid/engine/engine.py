@@ -127,7 +127,12 @@ class Engine:
         self.host.offload()
         previous, self._in_flight = self._in_flight, None
         if plan:
-            self._in_flight = dispatch(plan, self.runner, self.cache, self.host, alone=alone)
+            try:
+                self._in_flight = dispatch(plan, self.runner, self.cache, self.host, alone=alone)
+            except BaseException:
+                self._in_flight = previous
+                self._aborted |= self.scheduler.failed(plan)
+                raise
             with host_span("tell the tree"):
                 self.scheduler.dispatched(plan)
         if previous is not None:

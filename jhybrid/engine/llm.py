@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
@@ -83,7 +84,7 @@ class LLM:
 
     def generate(
         self,
-        prompts: Prompt | Sequence[Prompt],
+        prompts: Prompt | Sequence[Prompt] | None = None,
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         prompt_token_ids: Sequence[Sequence[int]] | None = None,
@@ -93,7 +94,9 @@ class LLM:
 
         One SamplingParams serves all prompts, or one each. Outputs are in the prompts' order.
         """
-        items = _as_prompts(prompts if prompt_token_ids is None else prompt_token_ids)
+        given = prompts if prompt_token_ids is None else prompt_token_ids
+        require(given is not None, "prompts", given, "prompts, or prompt_token_ids")
+        items = _as_prompts(given)
         params = sampling_params if sampling_params is not None else SamplingParams()
         each = [params] * len(items) if isinstance(params, SamplingParams) else list(params)
         require(len(each) == len(items), "sampling_params", len(each), f"{len(items)} of them")
@@ -184,8 +187,9 @@ class LLM:
         except BaseException:
             for request_id in requests:  # leave nothing running behind an error, Ctrl-C or break
                 engine.abort(request_id)
-            while engine.has_work():
-                engine.step()
+            with suppress(Exception):  # of the same kind, perhaps: the first one is told
+                while engine.has_work():
+                    engine.step()
             raise
 
 

@@ -249,6 +249,17 @@ class Scheduler:
             sequence.pending += 1
             sequence.lease.set_state_depth(sequence.dispatched)
 
+    def failed(self, plan: Plan) -> set[str]:
+        """The step is on its way in part, or not: what states and pages of its sequences hold,
+        nobody knows. Gives their requests, which are to be ended; nothing of them is kept."""
+        for piece in plan.pieces:
+            self.cache.slots.give_up([slot for _, slot in piece.checkpoints])
+        parts = (*plan.pieces, *plan.replays)
+        sequences = (*plan.decode, *plan.admitted, *(part.sequence for part in parts))
+        for sequence in sequences:
+            sequence.inexact = True
+        return {sequence.request.request_id for sequence in sequences}
+
     def _restored(self, sequence: Sequence) -> None:
         """The compressed state is in the sequence's own slot, and whole."""
         lease = sequence.lease

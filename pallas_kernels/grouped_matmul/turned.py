@@ -41,8 +41,8 @@ def write_turned(
     *, behind: bool,
 ) -> None:  # fmt: skip
     """y [64, n] to out[row + i, column : column + 64] for i < rows, by way of shared memory
-    slots[slot] [at least n, 64]. The threads may still read what they wrote of before there:
-    they are waited for if `behind`, else they have met since."""
+    slots[slot] [n rounded up to 16, or more, 64]. The threads may still read what they wrote of
+    before there: they are waited for if `behind`, else they have met since."""
     height, width, room = y.shape[1], out_ref.shape[1], slots.shape[1]
     refs = plgpu.RefType(), plgpu.RefType()
 

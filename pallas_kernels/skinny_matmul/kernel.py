@@ -1,6 +1,6 @@
 """Weights streamed once: every program owns some outputs and walks over the whole inner dimension.
 
-Up to four rows of small matrices are multiplied elementwise; large matrices, and more rows, go
+One row, and two of small matrices, are multiplied elementwise; large matrices, and more rows, go
 through the tensor cores with the weights as the left operand, rows padded to a power of two.
 No program shares an output, so sums have one order and no row depends on another.
 

@@ -52,22 +52,55 @@ def test_n_samples_differ_and_repeat_by_seed(llm: LLM) -> None:
     assert alone[0].outputs[0].text == texts[1]  # the second of them has the seed after the first
 
 
-def test_a_step_that_fails_is_what_is_told(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And not what ends the requests behind it; the next one runs."""
-    commit, steps = llm.engine._commit, []
+def _failing(llm: LLM, monkeypatch: pytest.MonkeyPatch, where: str, times: Any) -> None:
+    """Those calls of a part of a step, counted from 1, raise after they did what they do."""
+    owner = llm.engine if where == "_commit" else llm.engine.runner
+    real, calls = getattr(owner, where), []
 
-    def fails(step: Any) -> Any:
-        steps.append(step)
-        if len(steps) == 3:
-            raise RuntimeError("the device is gone")
-        return commit(step)
+    def fails(*args: Any) -> Any:
+        calls.append(where)
+        if where == "_commit" and len(calls) in times:
+            raise RuntimeError(f"{where} {len(calls)}")  # whose step is lost
+        found = real(*args)
+        if len(calls) in times:
+            raise RuntimeError(f"{where} {len(calls)}")
+        return found
 
-    monkeypatch.setattr(llm.engine, "_commit", fails)
-    params = SamplingParams(max_tokens=9, temperature=0, ignore_eos=True)
-    with pytest.raises(RuntimeError, match="the device is gone"):
-        llm.generate("Once upon a time", params)
-    assert not llm.engine.has_work()
-    assert len(llm.generate("Once upon a time", params)[0].outputs[0].token_ids) == 9
+    monkeypatch.setattr(owner, where, fails)
+
+
+@pytest.mark.parametrize(
+    ("where", "first"),
+    [("_commit", 1), ("_commit", 3), ("decode", 2), ("draw", 1), ("draw", 2), ("prefill", 1)],
+)
+def test_a_step_that_fails_leaves_nothing_wrong(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch, where: str, first: int
+) -> None:
+    """It is what is told, not what ends its requests; what comes later is right, hit or not."""
+    prompt, engine = "Once upon a time there was a red boat. " * 3, llm.engine
+    params = SamplingParams(max_tokens=20, temperature=0, ignore_eos=True)
+    engine.flush_cache()
+    right = llm.generate(prompt, params)[0]
+    engine.flush_cache()
+    with monkeypatch.context() as patch:
+        _failing(llm, patch, where, range(first, 99))
+        with pytest.raises(RuntimeError, match=f"^{where} {first}$"):
+            llm.generate([prompt, prompt[:40]], params)
+    assert not engine.has_work()
+    engine.cache.check_integrity()
+    answer = right.outputs[0].token_ids
+    for known in (0, 1, 4):
+        again = SamplingParams(max_tokens=20 - known, temperature=0, ignore_eos=True)
+        found = llm.generate([[*right.prompt_token_ids, *answer[:known]]], again)[0]
+        assert found.outputs[0].token_ids == answer[known:]
+
+
+def test_prompts_are_text_or_tokens(llm: LLM) -> None:
+    params = SamplingParams(max_tokens=3, temperature=0)
+    found = llm.generate(prompt_token_ids=[[79, 110]], sampling_params=params)
+    assert found[0].prompt_token_ids == (79, 110)
+    with pytest.raises(ValueError, match="prompts.*prompt_token_ids"):
+        llm.generate(sampling_params=params)
 
 
 def test_bfloat16_is_refused_on_a_cpu() -> None:
