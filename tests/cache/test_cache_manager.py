@@ -236,6 +236,9 @@ def test_a_state_in_use_is_not_evicted_until_it_is_read():
     engine.manager.release_source(hit.lease)
     assert len(engine.manager.slots.reserve(3)) == 1
     engine.finish(hit)
+    with pytest.raises(RuntimeError, match="reserved for nobody"):
+        engine.manager.check_integrity()
+    engine.manager.slots.give_up(engine.manager.slots.reserved)
     engine.manager.check_integrity()
 
 
