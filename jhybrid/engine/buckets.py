@@ -115,8 +115,9 @@ def make_buckets(
     # embedding to float32 to multiply by it.
     sequences = _powers(2, max(2, min(max_running, 16)), 8)
     replays = _replay_sizes(min(LONGEST_REPLAY, max_prefill_tokens))
-    decode = _powers(2, max(2, max_running), 4) if max_running > 1 or not single else ()
-    decode = (1, *decode) if single else decode
+    decode = _powers(2, max(2, max_running), 4)
+    if single:
+        decode = (1, *decode) if max_running > 1 else (1,)
     return Buckets(tokens, longer, sequences, replays, decode, checkpoint_interval, pages)
 
 

@@ -15,24 +15,25 @@ from jax import Array
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxlib.mlir.dialects import arith
 
-from ..mosaic import SWIZZLE
 from .ptx import (
+    LINE,
+    PART,
     SCALAR,
     THREADS,
+    TOGETHER,
     address,
     assembly,
     do,
     inline,
     integer,
+    line_and_part,
     number,
     scalars,
+    swizzled,
     thread,
     wide,
 )
 
-PART = 16  # bytes that one instruction copies
-LINE = SWIZZLE  # bytes of a row in a stage
-TOGETHER = THREADS * PART // LINE  # rows that the threads copy at once
 BARRIER = 8  # bytes
 
 
@@ -85,8 +86,8 @@ def copy_rows(
     """x[rows[first + i], column : column + 64] to row i of a stage [tallest, 64], for i < height;
     its barrier knows when it is done. Nothing behind the end of `rows` is read."""
     (_, tallest, _), width, count = stages.shape, x_ref.shape[1], rows_ref.shape[0]
-    swizzled = plgpu.TilingTransform((8, LINE // 2)), plgpu.SwizzleTransform(LINE)
-    refs = plgpu.RefType(), plgpu.RefType(), plgpu.RefType(swizzled), plgpu.RefType()
+    transforms = plgpu.TilingTransform((8, LINE // 2)), plgpu.SwizzleTransform(LINE)
+    refs = plgpu.RefType(), plgpu.RefType(), plgpu.RefType(transforms), plgpu.RefType()
 
     @inline(*refs, *(SCALAR,) * 4)
     def copy(
@@ -95,9 +96,8 @@ def copy_rows(
     ) -> None:  # fmt: skip
         stage, first, height, column = scalars(stage, first, height, column)
         from_x, from_rows = address(x, 64), address(rows, 64)
-        index = thread()
-        line, part = arith.divui(index, number(8)), arith.remui(index, number(8))
-        place = arith.xori(part, arith.remui(line, number(8)))
+        line, part = line_and_part()
+        place = swizzled(line, part)
         to = arith.addi(address(stages, 32), arith.muli(stage, number(tallest * LINE)))
         to = arith.addi(to, arith.muli(line, number(LINE)))
         to = arith.addi(to, arith.muli(place, number(PART)))

@@ -9,7 +9,12 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, llvm
 
+from ..mosaic import SWIZZLE
+
 THREADS = 128
+LINE = SWIZZLE  # bytes of a row in shared memory
+PART = 16  # bytes of it that a thread moves by one instruction
+TOGETHER = THREADS * PART // LINE  # rows that the threads move at once
 SCALAR = plgpu.Layout.WG_SPLAT
 
 
@@ -51,6 +56,17 @@ def thread() -> Any:
     """Number of a thread in its group."""
     index = assembly(integer(32), "mov.u32 $0, %tid.x;", "=r")
     return arith.remui(index, number(THREADS))
+
+
+def line_and_part() -> tuple[Any, Any]:
+    """Which row, of those that are moved at once, and which part of it are a thread's."""
+    index = thread()
+    return arith.divui(index, number(8)), arith.remui(index, number(8))
+
+
+def swizzled(line: Any, part: Any) -> Any:
+    """Where a part of a row lies, of the eight that the row has."""
+    return arith.xori(part, arith.remui(line, number(8)))
 
 
 def sum_of(*terms: Any) -> Any:

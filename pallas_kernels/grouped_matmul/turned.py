@@ -16,23 +16,24 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxlib.mlir.dialects import arith
 
 from .ptx import (
+    LINE,
+    PART,
     SCALAR,
-    THREADS,
+    TOGETHER,
     address,
     do,
     inline,
     integer,
+    line_and_part,
     number,
     scalars,
     sum_of,
+    swizzled,
     thread,
     times,
     wide,
 )
 
-LINE = 128  # bytes of 64 columns
-PART = 16  # bytes that a thread writes
-TOGETHER = THREADS * PART // LINE  # rows that the threads write at once
 SMALL = 8  # rows and columns that are turned by one instruction, of up to four such
 
 
@@ -56,10 +57,8 @@ def write_turned(
             warpgroup_barrier()
         _turn(y, base)
         warpgroup_barrier()
-        index = thread()
-        line, part = arith.divui(index, number(8)), arith.remui(index, number(8))
-        place = arith.xori(part, arith.remui(line, number(8)))
-        source = sum_of(base, times(line, LINE), times(place, PART))
+        line, part = line_and_part()
+        source = sum_of(base, times(line, LINE), times(swizzled(line, part), PART))
         target = _place(out, sum_of(row, line), column, part, width)
         _write(source, target, arith.subi(rows, line), height, 2 * width)
 
@@ -73,7 +72,7 @@ def write_zeros(out_ref: Any, row: Array, column: Array, rows: Array) -> None:
     @inline(plgpu.RefType(), *(SCALAR,) * 3)
     def write(_: Any, out: Any, row: Any, column: Any, rows: Any) -> None:
         row, column, rows = scalars(row, column, rows)
-        line, part = arith.divui(thread(), number(8)), arith.remui(thread(), number(8))
+        line, part = line_and_part()
         code = "{ .reg .pred p; setp.gt.s32 p, $1, 0; @p st.global.v4.b32 [$0], {$2, $2, $2, $2}; }"
         at = _place(out, sum_of(row, line), column, part, width)
         do(code, "l,r,r", at, arith.subi(rows, line), number(0))
